@@ -97,6 +97,7 @@ def settled(*engines: Engine, condition: Callable[[], bool]) -> None:
 
 @case
 def the_decode_engine_computes_no_full_block_that_was_offered() -> None:
+    # In vllm#52617 such hits were whole, and the answers other ones.
     for asynchronous in (False, True):
         asked = prompts(6)
         prefill = prefiller(asynchronous=asynchronous)

@@ -215,7 +215,7 @@ def test_of_a_prompt_with_more_blocks_than_an_offer_may_have_the_first_are_offer
 def test_an_offer_that_nobody_takes_ends_at_its_own_time_while_others_come(
     made: list[Engine],
 ) -> None:
-    """In sglang#23272 what was held grew under steady load."""
+    """In sglang#23272 blocks were held for ever under steady load."""
     made.append(Engine("kv_producer", listen="127.0.0.1:0"))
     (prefill,) = made
     side = prefill.handing.prefill

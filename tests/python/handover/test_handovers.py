@@ -107,6 +107,7 @@ def test_race_2_a_prefiller_that_dies_in_the_read() -> None:
 
 
 def test_race_4_a_prefiller_that_was_started_again_has_other_offers() -> None:
+    """In vllm#49238 the decode engine ended when the prefill engine came back."""
     with pair() as (prefiller, decoder, relay):
         old = prefiller.computes(1)
         again = Prefiller(advertise=relay.address)

@@ -205,6 +205,7 @@ def test_a_bit_that_flips_on_the_way_is_found(road: Road) -> None:
 
 
 def test_race_4_another_life_of_the_prefill_side_has_another_reader(road: Road) -> None:
+    """In nixl#2109 and vllm#49238 one reader was to meet the new life as it had the old one."""
     with pair(carrier="nixl") as (prefiller, decoder, relay):
         assert decoder.takes("one", 1, prefiller.computes(1)) == 4
         old = prefiller.computes(3)

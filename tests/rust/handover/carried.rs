@@ -141,6 +141,7 @@ fn a_flight_that_was_given_up_gets_no_byte_of_what_is_read_later() {
     drop(it.pin);
 }
 
+/// In vllm#50754 a transfer that could not begin was counted on for ever.
 #[test]
 fn a_carrier_that_fails_ends_its_flight_and_counts_against_the_peer() {
     let it = Carried::new();

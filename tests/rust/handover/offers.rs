@@ -67,6 +67,7 @@ fn inv_36d_an_offer_that_nobody_reads_ends_by_itself() {
     assert_eq!((pin.releases(), ended(&offers, End::Unread)), (1, 1));
 }
 
+/// In vllm#58222 and vllm#50789 those behind a long lease were held for ever.
 /// Law: INV-36d
 #[test]
 fn inv_36d_each_offer_ends_at_its_own_time_whichever_came_first() {
@@ -233,6 +234,7 @@ fn readers_without_end_are_refused() {
     assert_eq!(pin.releases(), 0);
 }
 
+/// In vllm#47021 the clocks of two machines are compared, by an offset; here none of another side's is.
 #[test]
 fn a_clock_that_is_set_back_ends_nothing_early_and_all_in_time() {
     let (mut offers, pin) = offered();

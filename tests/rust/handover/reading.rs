@@ -223,6 +223,7 @@ fn the_end_of_an_offer_is_told_to_who_has_taken_it() {
     assert_eq!((peer.state().offers, peer.state().leases), (0, 0));
 }
 
+/// In vllm#53095 leases ended under load, as no renewal of theirs came.
 #[test]
 fn a_lease_is_renewed_by_the_thread_while_the_offer_is_open() {
     let prefill = Prefill::new();
