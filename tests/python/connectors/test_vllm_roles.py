@@ -182,11 +182,27 @@ def test_an_offer_that_nobody_takes_ends_and_its_blocks_are_free(made: list[Engi
     assert prefill.scheduler.front.cache.stats()["held_blocks"] == 0
 
 
+def test_an_idle_prefill_engine_does_not_step_for_long_for_an_offer_that_nobody_takes(
+    made: list[Engine],
+) -> None:
+    """vLLM waits for the last step before it pauses, sleeps or ends."""
+    made.append(Engine("kv_producer", listen="127.0.0.1:0"))
+    (prefill,) = made
+    now = [100.0]
+    prefill.scheduler.front.clock = lambda: now[0]
+    offered(prefill)
+    assert prefill.scheduler.has_pending_push_work()
+    now[0] += 2.1
+    idle(prefill, 20)
+    assert prefill.handing.prefill.stats()["offers_held"] == 1
+
+
 def test_an_idle_prefill_engine_steps_until_its_offers_have_ended_and_tells_so(
     made: list[Engine],
 ) -> None:
     made.append(Engine("kv_producer", listen="127.0.0.1:0", unread=0.3))
     (prefill,) = made
+    prefill.scheduler.front.clock = lambda: 100.0
     offered(prefill)
     idle(prefill)
     assert prefill.handing.prefill.stats()["offers_ended_by_unread"] == 1
@@ -289,7 +305,9 @@ def test_an_aborted_load_ends_though_the_prefill_engine_says_nothing_more(
     made: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In vllm#46283 the decode engine kept its blocks for ever."""
-    monkeypatch.setitem(Peers.__init__.__kwdefaults__, "timeout", 0.5)
+    defaults = Peers.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "timeout", 0.5)
     relay = Relay()
     prefill = Engine("kv_producer", listen="127.0.0.1:0", advertise=relay.address)
     decode = Engine("kv_consumer", peers=[relay.address])

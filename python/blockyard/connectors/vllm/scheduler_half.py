@@ -1,7 +1,7 @@
 """The connector in the scheduler's process: vLLM's requests as those of a `Connector`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from blockyard._core import Misuse
 from blockyard.connectors.connector import Connector
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from blockyard.yard.asking import Lookup
 
 __all__ = ["SchedulerHalf"]
+
+_TELLING: Final = 2000
+"""Milliseconds for which an engine steps on to tell that its offers have ended. A pause, a sleep
+and the end of vLLM wait for that."""
 
 
 class SchedulerHalf:
@@ -316,14 +320,19 @@ class SchedulerHalf:
 
         It does while copies are in the air or due, so that the last answers before a quiet hour
         reach the disk. Where nothing comes of them, as with a disk that hangs or fails, the engine
-        sleeps after the deadline. Once vLLM is to end, `writes_on` says it. It steps while an offer
-        is held, too, as metrics come with steps, and leases end by themselves.
+        sleeps after the deadline. Once vLLM is to end, `writes_on` says it. It steps for a while
+        where an offer is held, too, as metrics come with steps, and others end it.
         """
         if self._restart.is_ending:
             return self.writes_on()
-        if self.handing is not None and self.handing.has_held():
-            return True
-        return self.connector.is_busy and self._reported.is_patient()
+        if self.connector.is_busy:
+            return self._reported.is_patient()
+        ended = self._reported.active
+        return (
+            self.handing is not None
+            and self._reported.now() < ended + _TELLING
+            and self.handing.has_held()
+        )
 
     def reset(self) -> bool:
         """As vLLM's `reset_cache`: nothing that was computed so far is found again."""
