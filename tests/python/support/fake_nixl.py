@@ -6,6 +6,8 @@ become of who wanted it: as NIXL does.
 """
 
 import ctypes
+import os
+import socket
 import threading
 from ast import literal_eval
 from multiprocessing.connection import Pipe
@@ -106,7 +108,7 @@ class Reader:
         self.agent, self.ended = Agent(road), False
         place = staging.address, staging.nbytes
         # It may write late: the memory stays.
-        self.staging = staging, staging._bytes
+        self.staging: Any = staging, staging._bytes
         what = self._its, self.agent, place
         self._thread = threading.Thread(target=self._serve, args=what, daemon=True)
         self._thread.start()
@@ -120,6 +122,13 @@ class Reader:
 
     def end(self) -> None:
         self.ended = True
+
+    def dies(self) -> None:
+        """Ends without a word, as a process that was killed."""
+        with socket.socket(fileno=os.dup(self._its.fileno())) as link:
+            link.shutdown(socket.SHUT_RDWR)
+        # Its memory goes with it.
+        self.staging = None
 
 
 @pytest.fixture

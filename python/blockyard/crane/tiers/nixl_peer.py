@@ -7,13 +7,16 @@ free again when the read has ended by NIXL's own word, or with the process that 
 import math
 import mmap
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol, Self
 
 import numpy as np
@@ -23,7 +26,7 @@ from blockyard._typing import NDArray, override
 from blockyard.crane.tiers import nixl_process
 from blockyard.crane.tiers.nixl_process import Reading
 from blockyard.crane.tiers.nixl_source import GENERATION_ROOM, Described, needed_wheel
-from blockyard.shared.log import Limited
+from blockyard.shared.log import Limited, described
 
 __all__ = ["NixlPeer", "Reader", "Staging"]
 
@@ -39,7 +42,11 @@ _LOOK: Final = 0.25
 _STUCK: Final = 30.0
 """Seconds of full staging after which the process of the agent is ended, and with it all reads."""
 _AGAIN: Final = 1.0
-"""Seconds from a start of that process to the next one."""
+"""Seconds from a start of that process to the next one, and twice as many after each in vain,
+up to `_DOUBLED` times."""
+_DOUBLED: Final = 6
+_VAIN: Final = 3
+"""Starts in vain, one after the other, after which the peer rests until the next one."""
 _PAGE: Final = 4096
 _log = Limited("blockyard", 1.0)
 
@@ -121,12 +128,15 @@ class _Process:
     def __init__(self, staging: Staging) -> None:
         module = needed_wheel()
         self.link, its = Pipe()
-        command = [sys.executable, "-m", nixl_process.__name__, module]
+        command = [sys.executable, "-P", "-m", nixl_process.__name__, module]
         handed = [its.fileno(), staging.file]
+        # Its modules are ours, and none that lie where the engine was started.
+        paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [*command, *map(str, handed)],
+                [*command, *map(str, handed), str(os.getpid())],
                 pass_fds=handed,
+                env={**os.environ, "PYTHONPATH": paths},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
@@ -171,7 +181,8 @@ class _Life:
     staging: Staging
     boot: int = 0
     """The life of the prefill side that it was told of; 0 before."""
-    described: Described | None = None
+    where: Described | None = None
+    """What that has said of its memory; None where it makes no sense."""
     parts: dict[int, _Part] = field(default_factory=dict)
     """Parts whose staging is in use, by their numbers, in the order in which they were posted."""
     full: float = math.inf
@@ -232,7 +243,10 @@ class NixlPeer(Peer):
         self._thread: threading.Thread | None = None
         self._ends = False
         self._life: _Life | None = None
-        self._started = -math.inf
+        self._next = -math.inf
+        """When a process may be started: at once where none was."""
+        self._vain = 0
+        """Processes, one after the other, that have ended before they had read anything."""
         self._flights: list[_Flight] = []
         self._numbers = 0
         self._held = 0
@@ -272,12 +286,12 @@ class NixlPeer(Peer):
     @override
     def shut(self, down: bool, now: float) -> bool:  # noqa: FBT001 - as there
         """Whether a flight would fail at once, as `Peer.shut`: also where staging is held."""
-        return super().shut(down, now) or self._is_full
+        return super().shut(down, now) or self._is_full or self._rests
 
     @override
     def state(self) -> Literal["well", "resting", "trying"]:
         """Returns what it is at, as `Peer.state`."""
-        return "resting" if self._is_full else super().state()
+        return "resting" if self._is_full or self._rests else super().state()
 
     @override
     def why(self) -> str:
@@ -312,6 +326,10 @@ class NixlPeer(Peer):
     def _is_full(self) -> bool:
         return 4 * self._held > 3 * self._blocks
 
+    @property
+    def _rests(self) -> bool:
+        return self._life is None and self._vain >= _VAIN and time.monotonic() < self._next
+
     def _begin(self) -> None:
         with self._lock:
             if self._thread is None and not self._ends:
@@ -327,7 +345,9 @@ class NixlPeer(Peer):
                 try:
                     self._turn()
                 except Exception as error:  # noqa: BLE001 - no descriptor, or no memory: they come back
-                    self._lose(f"{type(error).__name__}: {error}")
+                    # A process that has ended may have said why.
+                    if self._life is None or self._heard(self._life):
+                        self._lose(described(error))
                     time.sleep(_LOOK)
         finally:
             life, self._life = self._life, None
@@ -350,26 +370,30 @@ class NixlPeer(Peer):
             return
         if life.reader.link in waits and not self._heard(life):
             return
-        described = self._told(life)
-        if described is None:
+        where = self._told(life)
+        if where is None:
             return
-        self._land(life, described)
-        self._read(life, described)
+        self._land(life, where)
+        self._read(life, where)
         self._count(life)
 
     def _live(self) -> _Life | None:
-        """Starts a process that reads, unless one was started just now."""
-        now = time.monotonic()
-        if now < self._started + _AGAIN:
+        """Starts a process that reads, unless one was started just now, or nobody needs another."""
+        now, is_first = time.monotonic(), self._next == -math.inf
+        if now < self._next or not (is_first or self._flights or self.offering):
             return None
-        self._started = now
+        self._next = now + _AGAIN
         staging = Staging(self._blocks, self._block_bytes)
         try:
-            self._life = _Life(self._start(staging), staging)
+            life = self._life = _Life(self._start(staging), staging)
         except BaseException:
             staging.close()
             raise
-        return self._life
+        # Who hears nothing for so long was stopped.
+        patience = struct.pack("ll", int(_STUCK), int(_STUCK % 1 * 1e6))
+        with socket.socket(fileno=os.dup(life.reader.link.fileno())) as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        return life
 
     def _heard(self, life: _Life) -> bool:
         """Takes what the process has said; returns whether it goes on."""
@@ -379,6 +403,7 @@ class NixlPeer(Peer):
                 if word == "failed":
                     self._lose(f"NIXL: {what}")
                     return False
+                self._vain = 0
                 for number in what:
                     life.parts[number].ended = True
         except (EOFError, OSError):
@@ -389,11 +414,18 @@ class NixlPeer(Peer):
     def _lose(self, why: str) -> None:
         """Ends the process: all that it reads has ended by that, and has failed."""
         life, self._life = self._life, None
-        flights = {one.number for one in self._flights}
+        self._held = 0
+        rest = _AGAIN * (2 ** min(self._vain, _DOUBLED) - 1)
+        self._next = max(self._next, time.monotonic() + rest)
+        self._vain += 1
         if life is not None:
-            flights |= {part.flight for part in life.parts.values()}
             life.end()
-        self._flights, self._held = [], 0
+        self._fail([] if life is None else life.parts.values(), why)
+
+    def _fail(self, parts: Iterable[_Part], why: str) -> None:
+        """Fails what waits to be read, and the flights of what is read."""
+        flights = {one.number for one in self._flights} | {part.flight for part in parts}
+        self._flights = []
         if flights:
             _log.warning("%s: %s", self._address, why)
         for number in sorted(flights):
@@ -405,23 +437,20 @@ class NixlPeer(Peer):
         if memory is None:
             return None
         boot, said = memory
-        if life.boot == boot:
-            return life.described
-        if life.boot:
+        if life.boot not in {0, boot}:
             # An agent that knows one life of it is not told of another.
-            self._started = -math.inf
             new = [one for one in self._flights if one.boot == boot]
             self._flights = [one for one in self._flights if one.boot != boot]
             self._lose("the prefill side was started again")
-            self._flights = new
+            self._flights, self._vain, self._next = new, 0, -math.inf
             return None
-        described = Described.of(said, self._block_bytes)
-        if described is None:
-            self._lose("the prefill side says wrongly where its memory is")
-            return None
-        life.reader.link.send(("open", described.agent))
-        life.boot, life.described = boot, described
-        return described
+        if not life.boot:
+            life.boot, life.where = boot, Described.of(said, self._block_bytes)
+            if life.where is not None:
+                life.reader.link.send(("open", life.where.agent))
+        if life.where is None:
+            self._fail([], "the prefill side says wrongly where its memory is")
+        return life.where
 
     def _land(self, life: _Life, described: Described) -> None:
         """Has what was read checked and copied, and frees its staging."""
@@ -475,5 +504,4 @@ class NixlPeer(Peer):
         now = time.monotonic()
         life.full = min(life.full, now) if self._is_full else math.inf
         if now > life.full + _STUCK:
-            self._started = -math.inf
             self._lose(f"reads of {_STUCK:.0f} s ago have not ended")

@@ -5,11 +5,13 @@ has the agent. So it is in a process of its own, which knows no slots: it reads 
 shares with the engine, and says when a read has ended. Its own end ends all of them.
 """
 
+import ctypes
 import mmap
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -17,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from blockyard.shared.log import silence
+from blockyard.shared.log import described, silence
 
 __all__ = ["Reading", "agent", "registered", "serve", "wheel"]
 
@@ -32,6 +34,8 @@ _QUIET: Final = {
 """What the environment says where nobody else has said it."""
 _PAUSE: Final = 2e-4
 """Seconds between two looks at what is read."""
+_PARENT_DIES: Final = 1
+"""What `prctl` calls the signal that a process gets when its parent dies."""
 _WAIT: Final = 1000
 """Microseconds that the thread waits whose agent's memory is read."""
 
@@ -183,23 +187,36 @@ def serve(link: Connection, agent: Any, staging: tuple[int, int]) -> None:  # no
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:  # noqa: BLE001 - its errors have no common type
-        link.send(("failed", f"{type(error).__name__}: {error}"[:200]))
+        _failed(link, error)
 
 
-def main(module: str, link: str, staging: str) -> None:
+def _failed(link: Connection, error: Exception) -> None:
+    with suppress(OSError):
+        link.send(("failed", described(error)[:200]))
+
+
+def main(module: str, link: str, staging: str, engine: str) -> None:
     """Serves, and ends the process at once: NIXL's threads would keep it.
 
     Args:
         module: As `agent` has it.
         link: The descriptor of the link.
         staging: That of the staging.
+        engine: The process that has started it, and with which it ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The link tells nothing while a forked child of the engine has it, too.
+    ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(engine):
+        os._exit(0)
+    its = Connection(int(link))
     try:
         memory = mmap.mmap(int(staging), 0)
         address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
         made = agent(module, f"decode {os.getpid()} {os.urandom(8).hex()}")
-        serve(Connection(int(link)), made, (address, len(memory)))
+        serve(its, made, (address, len(memory)))
+    except Exception as error:  # noqa: BLE001 - as there
+        _failed(its, error)
     finally:
         os._exit(0)
 

@@ -20,6 +20,7 @@ _GAP: Final = 512
 """Generations that are read between two that are wanted, at most: fewer reads cost less."""
 _WORD: Final = 8
 """Bytes of a generation."""
+_MOST_ADDRESS: Final = 1 << 62
 
 
 def needed_wheel() -> str:
@@ -82,10 +83,11 @@ class Described:
                 int(found["blocks"]),
                 int(found["generations"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return None
-        all_ = sum(made.nbytes.tolist())
-        return made if all_ == block_bytes and made.blocks > 0 else None
+        is_whole = sum(made.nbytes.tolist()) == block_bytes and made.nbytes.all()
+        is_there = made.blocks > 0 and 0 <= made.generations < _MOST_ADDRESS
+        return made if is_whole and is_there else None
 
     def bytes_of(self, slots: NDArray[np.uint32], begin: int = 0) -> NDArray[np.uint64]:
         """Returns what is read of slots, as `Reading.bytes_`.
