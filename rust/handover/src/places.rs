@@ -51,13 +51,15 @@ pub(crate) fn copy_block(
             memory.target(row, done, CHUNK.min(bytes - done), &mut |into, room| {
                 staging.source(at, done, room, &mut |from| {
                     let there = from.iter().map(|piece| piece.len()).sum();
-                    let copied = if into.is_empty() {
-                        there
+                    if into.is_empty() {
+                        add(&mut sum, from, there);
+                        done += there;
                     } else {
-                        copy(from, into)
-                    };
-                    add(&mut sum, from, copied);
-                    done += copied;
+                        let copied = copy(from, into);
+                        // Of what is in the flight's memory, whatever becomes of the staging.
+                        add(&mut sum, into, copied);
+                        done += copied;
+                    }
                 });
             });
         })?;

@@ -1,4 +1,4 @@
-"""The process that has NIXL's agent: what starts it and ends it, and what it costs when it fails."""
+"""The process that has NIXL's agent: what starts and ends it, and what it costs when it fails."""
 
 import os
 import signal

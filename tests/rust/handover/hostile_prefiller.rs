@@ -4,8 +4,8 @@ use crate::support::{
     BYTES, ID, LONG, Slots, answer, key, keys, landed, options, payload, taken, until,
 };
 use crate::wire::{
-    BLOCKS, GENERATION, GONE, Prefiller, Raw, SLOT, asked, block, frame, hello, nonce, numbers,
-    sum, tell, told,
+    BLOCKS, GENERATION, GONE, MEMORY, Prefiller, Raw, SLOT, asked, block, frame, hello, nonce,
+    numbers, sum, tell, told,
 };
 use blockyard_handover::{Condition, Peer, PeerOptions, Short};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -346,5 +346,64 @@ fn random_bytes_of_a_prefiller_do_no_harm() {
             "{good} {short:?} {}",
             peer.why()
         );
+    }
+}
+
+/// Law: INV-35a
+#[test]
+fn inv_35a_sums_that_are_none_land_nothing_that_another_carrier_brings() {
+    type Sums = fn([u8; 4]) -> Vec<u8>;
+    let lies: [(Sums, Option<Short>); 6] = [
+        // The sum of another block, of a slot that has changed since, or of another slot.
+        (
+            |ask| [block(ask, 0, SLOT, 0, GENERATION), sum(1, GENERATION)].concat(),
+            Some(Short::Corrupt),
+        ),
+        (
+            |ask| [block(ask, 0, SLOT, 0, GENERATION), sum(1, GENERATION + 1)].concat(),
+            Some(Short::Missing),
+        ),
+        (
+            |ask| [block(ask, 0, SLOT + 1, 0, GENERATION), sum(1, GENERATION)].concat(),
+            Some(Short::Missing),
+        ),
+        // Bytes that nobody has asked for, a sum of no block, and a block that is not the first.
+        (
+            |ask| block(ask, 0, SLOT, LENGTH, GENERATION),
+            Some(Short::Failed),
+        ),
+        (|_| sum(1, GENERATION), Some(Short::Failed)),
+        (
+            |ask| [block(ask, 1, SLOT, 0, GENERATION), sum(1, GENERATION)].concat(),
+            Some(Short::Failed),
+        ),
+    ];
+    for (at, (lie, short)) in lies.into_iter().enumerate() {
+        let prefiller = Prefiller::new(BOOT, move |raw| {
+            if raw.hear().is_none() {
+                return;
+            }
+            raw.say(&frame(MEMORY, &[&numbers(&[1]), b"x"]));
+            tell(raw, 1);
+            if let Some((ask, ..)) = asked(raw) {
+                raw.say(&lie(ask));
+            }
+            while raw.hear().is_some() {}
+        });
+        let options = options(prefiller.address.to_string());
+        let peer = Peer::new(PeerOptions {
+            carrier: Some("nixl".into()),
+            ..options
+        })
+        .unwrap();
+        assert_eq!(taken(&peer, ID, &keys(0..1)), 1);
+        let number = peer.submit(&keys(0..1), Slots::new(1));
+        let staging = Slots::filled(1);
+        until("it lands, or has ended", || {
+            peer.land(number, 0, &*staging, &[GENERATION]).then_some(())
+        });
+        assert_eq!(landed(&peer, number), (0, short), "lie {at}");
+        assert_eq!(peer.counts().got, 0);
+        peer.close(LONG);
     }
 }

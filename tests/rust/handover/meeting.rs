@@ -3,7 +3,7 @@
 use crate::support::{
     BOOT, BYTES, ID, LONG, Prefill, Slots, answer, identity, keys, landed, options, taken, until,
 };
-use crate::wire::{NONCE, PROOF, Prefiller, Raw, frame, hello, nonce};
+use crate::wire::{MEMORY, NONCE, PROOF, Prefiller, Raw, WHERE, frame, hello, nonce};
 use blockyard_handover::{Identity, Limits, OfferServer, Peer, PeerOptions, Secret};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -61,6 +61,8 @@ fn inv_36g_who_proves_nothing_is_told_a_random_number_and_nothing_else() {
         frame(PROOF, &[&[0; 32]]),
         hello(),
         frame(PROOF, &[&[0; 31]]),
+        frame(WHERE, &[]),
+        [frame(PROOF, &[&[0; 32]]), hello(), frame(WHERE, &[])].concat(),
     ] {
         let mut raw = Raw::to(prefill.server.address());
         raw.say(&nonce(1, true, 5));
@@ -76,6 +78,26 @@ fn inv_36g_who_proves_nothing_is_told_a_random_number_and_nothing_else() {
         numbers.push(raw.hear().unwrap().1);
     }
     assert_ne!(numbers[0], numbers[1]);
+}
+
+/// Law: INV-36g
+#[test]
+fn inv_36g_where_the_memory_is_is_told_behind_the_meeting_and_not_before() {
+    let prefill = Prefill::new();
+    let mut raw = Raw::to(prefill.server.address());
+    raw.say(&nonce(1, false, 5));
+    assert_eq!(raw.hear().unwrap().0, NONCE);
+    raw.say(&frame(WHERE, &[]));
+    assert!(raw.is_closed());
+    let mut raw = Raw::welcomed(prefill.server.address());
+    raw.say(&frame(WHERE, &[&[0]]));
+    assert!(raw.is_closed(), "it is longer than its kind");
+    let mut raw = Raw::welcomed(prefill.server.address());
+    raw.say(&frame(WHERE, &[]));
+    let said = [&11_u32.to_le_bytes()[..], b"where it is"].concat();
+    assert_eq!(raw.hear().unwrap(), (MEMORY, said));
+    raw.say(&frame(MEMORY, &[&[0; 4]]));
+    assert!(raw.is_closed(), "a decode side has no such word");
 }
 
 /// Law: INV-36g

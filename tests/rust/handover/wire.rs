@@ -18,6 +18,9 @@ pub(crate) const SUM: u8 = 9;
 pub(crate) const GONE: u8 = 10;
 pub(crate) const RENEW: u8 = 11;
 pub(crate) const DONE: u8 = 12;
+pub(crate) const WHERE: u8 = 14;
+pub(crate) const MEMORY: u8 = 15;
+pub(crate) const SUMS: u8 = 16;
 
 /// A frame of this kind, with these parts.
 pub(crate) fn frame(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
@@ -202,7 +205,7 @@ pub(crate) fn asked(raw: &mut Raw) -> Option<([u8; 4], u32, u32)> {
         let (kind, content) = raw.hear()?;
         let number = |at: usize| u32::from_le_bytes(content[at..at + 4].try_into().unwrap());
         match kind {
-            READ => return Some((content[..4].try_into().unwrap(), number(28), number(32))),
+            READ | SUMS => return Some((content[..4].try_into().unwrap(), number(28), number(32))),
             RENEW | DONE => {}
             other => panic!("a frame of kind {other}"),
         }
