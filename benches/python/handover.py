@@ -9,26 +9,20 @@ alternates with what it is compared with, in one process, and its figure is the 
 of the rounds. It fails where a goal is missed. The rows of NIXL are in `handover_nixl.py`.
 """
 
-import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-import blockyard as by
 import handover_nixl
-from blockyard._core import Offers, OfferServer, Peer
-from blockyard.crane.copiers.lane_flights import Place, memory_places
-from blockyard.crane.tiers.memory import MemoryTier
+from blockyard._core import Peer
 from blockyard.tools.disk.bench import Figure as Timing
 from blockyard.tools.disk.bench import timed
+from handed import Handed
 from handover_steps import OFFERS, beside
 from report import Figure, asked, busy, report
 
@@ -36,73 +30,14 @@ MIB = 1 << 20
 SIZES = {"2 MiB": 32, "128 KiB": 2}
 """Layers of the models whose blocks have these sizes."""
 GOAL = 0.80
-PART = 8
-"""Blocks of a flight, as of a plan."""
-PAUSE = 1e-3
-"""Seconds between two looks at the flights, fewer than between two steps of an engine."""
 
 
-def places(tier: MemoryTier) -> list[Place]:
-    return [place for plane in memory_places(tier, "the other side") for place in plane]
-
-
-class Both:
+class Both(Handed):
     """A prefill side that offers blocks, a peer of it, and a plain socket over the same memory."""
 
     def __init__(self, layers: int, nbytes: int) -> None:
-        layout = by.KVLayout.llama(layers=layers, kv_heads=8, head_dim=128)
-        self.blocks, self.block_bytes = nbytes // layout.block_bytes, layout.block_bytes
-        # Slot 0 is the yard's.
-        self.source = MemoryTier(layout, self.blocks + 1, name="device")
-        self.target = MemoryTier(layout, self.blocks + 1, name="device")
-        (plane,) = self.source.planes
-        plane[...] = np.random.default_rng(1).integers(0, 256, plane.shape, np.uint8)
-        cache = by.KVCache(device=self.blocks + 1)
-        keys = cache.keys(np.arange(16 * self.blocks))
-        lease = cache.begin(keys)
-        cache.seal(lease, 16 * self.blocks)
-        self.held = cache.hold(keys)
-        assert self.held is not None
-        self.keys, self.slots = self.held.keys, self.held.slots
-        self.offers, name = Offers(), os.urandom(16)
-        self.offers.offer(name, self.held, time.monotonic())
-        fields = {"model": "a measurement"}
-        self.server = OfferServer(
-            self.offers,
-            "127.0.0.1:0",
-            boot=cache.boot,
-            name="prefill",
-            fields=fields,
-            planes=[places(self.source)],
-            blocks=self.blocks + 1,
-        )
-        self.peer = Peer(
-            self.server.address,
-            boot=1,
-            name="decode",
-            fields=fields,
-            rank=0,
-            block_bytes=self.block_bytes,
-        )
-        self.peer.take(0, name, cache.boot, self.keys, 0.0)
-        while not (answers := self.peer.taken()):
-            time.sleep(PAUSE)
-        assert answers == [(0, self.blocks, "")], answers
-        self._places = places(self.target)
-
-    def handed_over(self) -> None:
-        flying = set()
-        for first in range(0, self.blocks, PART):
-            part = slice(first, first + PART)
-            ends = self._places, self.slots[part], 0.0
-            flying.add(self.peer.submit_up(self.keys[part], *ends))
-        while flying:
-            for number, _, why in self.peer.poll(0.0):
-                if why:
-                    raise SystemExit(f"{why}: {self.peer.why()} {self.peer.stats()}")
-                flying.remove(number)
-            if flying:
-                time.sleep(PAUSE)
+        super().__init__(layers, nbytes)
+        self.opens(Peer)
 
     def plain(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -123,16 +58,6 @@ class Both:
         thread.join()
         sender.close()
         receiver.close()
-
-    def check(self) -> None:
-        (source,), (target,) = self.source.planes, self.target.planes
-        if not (source[self.slots] == target[self.slots]).all():
-            raise SystemExit("the bytes differ")
-
-    def close(self) -> None:
-        self.peer.close()
-        self.server.close()
-        self.offers.end_all("closed")
 
 
 def rounds_of(both: Both, rounds: int) -> dict[str, Timing]:

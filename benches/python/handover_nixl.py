@@ -18,22 +18,17 @@ from typing import Any
 
 import numpy as np
 
-import blockyard as by
-from blockyard._core import Offers, OfferServer
-from blockyard.crane.copiers.lane_flights import Place, memory_places
 from blockyard.crane.tiers import nixl_process
-from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.nixl_peer import TOGETHER, NixlPeer, Staging, _Process
 from blockyard.crane.tiers.nixl_process import Reading
 from blockyard.crane.tiers.nixl_source import GENERATION_ROOM, Described, NixlSource
 from blockyard.tools.disk.bench import Figure as Timing
 from blockyard.tools.disk.bench import timed
+from handed import PART, Handed, places
 from report import Figure
 
 SIZES = {"2 MiB": 32, "128 KiB": 2}
 ROADS = {"tcp": ("tcp", 0.90), "shared memory": ("tcp,sm,self", 0.80)}
-PART = 8
-"""Blocks of a read."""
 
 
 def alone(link: Connection, memory: mmap.mmap, module: str) -> None:
@@ -60,63 +55,28 @@ def alone(link: Connection, memory: mmap.mmap, module: str) -> None:
         link.send("done")
 
 
-class Three:
+class Three(Handed):
     """A prefill side, NIXL alone, the process of the carrier alone, and a peer."""
 
     def __init__(self, layers: int, nbytes: int) -> None:
-        layout = by.KVLayout.llama(layers=layers, kv_heads=8, head_dim=128)
-        self.size, self.blocks = layout.block_bytes, nbytes // layout.block_bytes
-        self.source = MemoryTier(layout, self.blocks + 1, name="device")
-        self.target = MemoryTier(layout, self.blocks + 1, name="device")
-        (plane,) = self.source.planes
-        plane[...] = np.random.default_rng(1).integers(0, 256, plane.shape, np.uint8)
-        cache = by.KVCache(device=self.blocks + 1)
-        keys = cache.keys(np.arange(16 * self.blocks))
-        lease = cache.begin(keys)
-        cache.seal(lease, 16 * self.blocks)
-        held = cache.hold(keys)
-        assert held is not None
-        self.held = held
-        self.keys, self.slots = self.held.keys, self.held.slots
-        self._sender = NixlSource(places(self.source), self.blocks + 1, cache.slot_generations())
-        self._where = Described.of(self._sender.memory, self.size)
+        super().__init__(layers, nbytes)
+        generations = self.cache.slot_generations()
+        self._sender = NixlSource(places(self.source), self.blocks + 1, generations)
+        self._where = Described.of(self._sender.memory, self.block_bytes)
         assert self._where is not None
-        self._parts = [slice(at, at + PART) for at in range(0, self.blocks, PART)]
-        self._open_peer(cache)
+        self.opens(NixlPeer, self._sender.memory, staging=self.blocks * self.block_bytes)
         self._open_carrier()
         self._open_alone()
 
-    def _open_peer(self, cache: Any) -> None:
-        self.offers, name = Offers(), os.urandom(16)
-        self.offers.offer(name, self.held, time.monotonic())
-        given: dict[str, Any] = {"fields": {"model": "a measurement"}}
-        self.server = OfferServer(
-            self.offers,
-            "127.0.0.1:0",
-            boot=cache.boot,
-            name="prefill",
-            planes=[places(self.source)],
-            blocks=self.blocks + 1,
-            memory=self._sender.memory,
-            **given,
-        )
-        at, boot = self.server.address, cache.boot
-        given |= {"boot": 1, "name": "decode", "rank": 0, "block_bytes": self.size}
-        self.peer = NixlPeer(at, staging=self.blocks * self.size, **given)
-        self.peer.take(0, name, boot, self.keys, 0.0)
-        while not (answers := self.peer.taken()):
-            time.sleep(1e-3)
-        assert answers == [(0, self.blocks, "")], answers
-
     def _stages(self, part: slice) -> tuple[Any, Any, Any]:
         assert self._where is not None
-        bytes_ = self._where.bytes_of(self.slots[part], part.start * self.size)
+        bytes_ = self._where.bytes_of(self.slots[part], part.start * self.block_bytes)
         begin = self._staging.generations + part.start * GENERATION_ROOM
         words, index = self._where.generations_of(self.slots[part], begin)
         return bytes_, words, index
 
     def _open_alone(self) -> None:
-        self._plain = Staging(self.blocks, self.size)
+        self._plain = Staging(self.blocks, self.block_bytes)
         self._link, its = Pipe()
         handed = its.fileno(), self._plain.file
         self._child = subprocess.Popen(
@@ -124,10 +84,10 @@ class Three:
         )
         its.close()
         assert self._where is not None
-        self._link.send((self._where.agent, [self._stages(part)[0] for part in self._parts]))
+        self._link.send((self._where.agent, [self._stages(part)[0] for part in self.parts]))
 
     def _open_carrier(self) -> None:
-        self._staging = Staging(self.blocks, self.size)
+        self._staging = Staging(self.blocks, self.block_bytes)
         self._reader = _Process(self._staging)
         assert self._where is not None
         self._reader.link.send(("open", self._where.agent))
@@ -139,12 +99,12 @@ class Three:
     def carried(self) -> None:
         """Bytes into staging, and generations, which are compared."""
         indexes, readings = {}, list[Reading]()
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self.parts):
             bytes_, words, index = self._stages(part)
             readings.append(Reading(number, PART, bytes_, words))
             indexes[number] = part, index
-            full = len(readings) * PART * self.size >= TOGETHER
-            if full or part is self._parts[-1]:
+            full = len(readings) * PART * self.block_bytes >= TOGETHER
+            if full or part is self.parts[-1]:
                 self._reader.link.send(("read", readings))
                 readings = []
         while indexes:
@@ -154,35 +114,11 @@ class Three:
                 found = self._staging.words(part.start, index)
                 assert (found == self.held.generations[part]).all()
 
-    def landed(self) -> None:
-        """The whole way, into slots, with sums."""
-        flying, ends = set(), places(self.target)
-        for part in self._parts:
-            flying.add(self.peer.submit_up(self.keys[part], ends, self.slots[part], 0.0))
-        while flying:
-            for number, _, why in self.peer.poll(0.0):
-                if why:
-                    raise SystemExit(f"{why}: {self.peer.why()} {self.peer.stats()}")
-                flying.remove(number)
-            if flying:
-                time.sleep(1e-3)
-
-    def check(self) -> None:
-        (source,), (target,) = self.source.planes, self.target.planes
-        if not (source[self.slots] == target[self.slots]).all():
-            raise SystemExit("the bytes differ")
-
     def close(self) -> None:
-        self.peer.close()
-        self.server.close()
+        super().close()
         self._reader.end()
         self._child.kill()
         self._child.wait()
-        self.offers.end_all("closed")
-
-
-def places(tier: MemoryTier) -> list[Place]:
-    return [place for plane in memory_places(tier, "the other side") for place in plane]
 
 
 def figures(mib: int, rounds: int) -> Iterator[Figure]:
@@ -192,7 +128,11 @@ def figures(mib: int, rounds: int) -> Iterator[Figure]:
         os.environ["UCX_TLS"] = transports
         for size, layers in SIZES.items():
             with closing(Three(layers, nbytes)) as three:
-                works = {"alone": three.alone, "carried": three.carried, "landed": three.landed}
+                works = {
+                    "alone": three.alone,
+                    "carried": three.carried,
+                    "landed": three.handed_over,
+                }
                 found = {name: Timing([], []) for name in works}
                 for count in range(rounds + 1):
                     for name in works if count % 2 else reversed(works):

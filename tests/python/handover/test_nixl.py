@@ -25,8 +25,10 @@ def test_race_22_the_process_that_reads_is_killed_and_nothing_is_printed() -> No
     script = f"""
 import os, signal, sys
 sys.path.insert(0, {str(SUPPORT)!r})
+from blockyard.crane.tiers import nixl_peer
 from fake_nixl import peer_of
 from handover_rig import BLOCK, pair, until
+nixl_peer._AGAIN = 0.0
 with pair(carrier="nixl") as (prefiller, decoder, _):
     assert decoder.takes("one", 1, prefiller.computes(1)) == 4
     peer = peer_of(decoder.cache)

@@ -253,34 +253,15 @@ class NixlPeer(Peer):
         """Blocks of staging that reads hold whose flights have ended."""
 
     @override
-    def take(  # noqa: PLR0913 - as there
-        self,
-        number: int,
-        offer: bytes,
-        boot: int,
-        keys: NDArray[np.uint8],
-        now: float,
-        *,
-        first: int = 0,
-    ) -> None:
+    def take(self, *args: Any, **given: Any) -> None:  # noqa: ANN401 - as there
         """Asks for an offer, as `Peer.take`."""
-        super().take(number, offer, boot, keys, now, first=first)
+        super().take(*args, **given)
         self._begin()
 
     @override
-    def offer(  # noqa: PLR0913, PLR0917 - as there
-        self,
-        offer: bytes,
-        boot: int,
-        keys: NDArray[np.uint8],
-        slots: Any,  # noqa: ANN401 - as there
-        generations: NDArray[np.uint64],
-        reader: int,
-        *,
-        first: int = 0,
-    ) -> None:
+    def offer(self, *args: Any, **given: Any) -> None:  # noqa: ANN401 - as there
         """Tells it of an offer that another rank's has taken, as `Peer.offer`."""
-        super().offer(offer, boot, keys, slots, generations, reader, first=first)
+        super().offer(*args, **given)
         self._begin()
 
     @override
