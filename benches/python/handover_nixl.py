@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from blockyard._typing import override
 from blockyard.crane.tiers import nixl_process
 from blockyard.crane.tiers.nixl_peer import TOGETHER, NixlPeer, Staging, _Process
 from blockyard.crane.tiers.nixl_process import Reading
@@ -114,6 +115,7 @@ class Three(Handed):
                 found = self._staging.words(part.start, index)
                 assert (found == self.held.generations[part]).all()
 
+    @override
     def close(self) -> None:
         super().close()
         self._reader.end()

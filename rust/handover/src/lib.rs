@@ -11,7 +11,8 @@
 //! A file may use only what stands above it; names on one line are strangers:
 //! layer: places offers served landed
 //! layer: frame flight
-//! layer: link secret
+//! layer: encoding secret
+//! layer: link
 //! layer: greeting desk sending
 //! layer: serve wire
 //! layer: carrier
@@ -25,6 +26,7 @@
 
 mod carrier;
 mod desk;
+mod encoding;
 mod flight;
 mod frame;
 mod greeting;
