@@ -12,7 +12,7 @@ from blockyard.scheduling.shared import Shared
 from blockyard.shared.layout import BELOW
 from blockyard.yard.cache import KVCache
 
-__all__ = ["Admission", "Admitted", "claims_below"]
+__all__ = ["Admission", "Admitted", "claims_below", "parked_of"]
 
 _KEY: Final = 32
 """Bytes of a key."""
@@ -77,6 +77,7 @@ class Admission:
         self._max_stood_first = shared.options.max_stalled_steps
         self._prefetch_depth = shared.options.prefetch_depth
         self._lookups = shared.lookups
+        self._moving = shared.moving
         self._prefetched = 0
         self._waited: tuple[int | None, int, Admitted] | None = None
         """A pass in which all that wait waited for answers, and what would change that."""
@@ -161,7 +162,7 @@ class Admission:
     def refused(self) -> Request | None:
         """The first request that found no room, and has not begun or ended since."""
         refused = self._refused
-        if refused is None or refused.first.lease is not None or refused.first.terminal:
+        if refused is None or refused.first.lease is not None or refused.first.gone:
             return None
         return refused.first
 
@@ -223,9 +224,7 @@ class Admission:
         if self._refused is None:
             return []
         needs = self._refused.needs
-        return [
-            (entry, need) for entry, need in needs if entry.lease is None and not entry.terminal
-        ]
+        return [(entry, need) for entry, need in needs if entry.lease is None and not entry.gone]
 
     def _stands_first(self, refused: list[Request], priority: int) -> bool:
         """Whether no request of that priority may overtake the first refused one.
@@ -395,7 +394,7 @@ class Admission:
 
     def _version(self) -> tuple[int, ...]:
         """Numbers that change when a request comes or goes, or a tier has another size."""
-        below = self._parking.limits() if self._parking.must_park else ()
+        below = [*self._parking.limits(), len(self._moving)] if self._parking.must_park else ()
         return self._seats.departures, self._queue.changes, self._cache.limit(), *below
 
     def _begin(self, entry: Request) -> Lease | None:
@@ -465,7 +464,7 @@ class Admission:
         # keep what they had.
         running, stopping = self._seats.requests()
         parked = {*self._queue.parked, *(out for out in self._out if out.parked is not None)}
-        kept = [*stopping, *parked]
+        kept = [*stopping, *parked, *parked_of(self._moving)]
         need = claims_below(self._cache, [*running, entry], kept)
         room, tier = self._parking.largest()
         if need > room:
@@ -516,6 +515,11 @@ class Admission:
             (other for other in others if mine and other.keys.raw[found - _KEY : found] == mine),
             None,
         )
+
+
+def parked_of(moving: Iterable[Request]) -> list[Request]:
+    """Those of some requests whose work is kept: until they have moved, others cannot have it."""
+    return [entry for entry in moving if entry.parked is not None]
 
 
 def claims_below(cache: KVCache, running: Iterable[Request], kept: Iterable[Request]) -> int:

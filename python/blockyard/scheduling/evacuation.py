@@ -19,7 +19,7 @@ _KEY: Final = 32
 _CHUNK: Final = 64
 """Blocks of one request that are on their way at a time."""
 _FLYING: Final = 256
-"""Blocks on their way with which no request gets more."""
+"""Blocks on their way at a time, of all requests."""
 _HASHED: Final = 65_536
 """Tokens whose keys are made in a turn, or those of one request: 0.4 ms or so."""
 _PAUSE: Final = 0.01
@@ -75,8 +75,10 @@ class Evacuation:
         if seat is not None and seat.pending_end is not None:
             return
         move = self._moving[entry] = Move(now, patience)
+        loads = entry.state is RequestState.LOADING
         self._lifecycle.move(entry)
-        self._lookups.give_up(entry)
+        if not loads:
+            self._lookups.give_up(entry)
         if not entry.epoch:
             # It never ran: there is nothing of its own to write.
             move.blocks = 0
@@ -112,13 +114,16 @@ class Evacuation:
                 if move.blocks is None:
                     hashed += entry.keys.unmade(entry.outputs)
                     move.blocks = self._there(entry)
+                    if move.blocks is not None:
+                        # Its loads have ended: what a peer has under these names is in no store.
+                        self._lookups.give_up(entry)
                 flying += self._write(entry, move, now, flying)
                 if move.written == move.blocks:
                     self._end(entry, move)
 
     def told(self) -> None:
-        """Notes that all results were returned: where nothing moves, requests may come again."""
-        if not self._moving:
+        """Notes that results were returned: where all have ended, requests may come again."""
+        if self.closed and not len(self._lifecycle):
             self.closed = False
 
     def _lacks_store(self) -> str | None:
@@ -150,7 +155,7 @@ class Evacuation:
         if not left:
             move.written = end
             return 0
-        may = now >= move.again and flying < _FLYING
+        may = now >= move.again and flying + left <= _FLYING
         plans = self._cache.write_down(chunk, "remote", b"")[0] if may else []
         if plans:
             if move.planned == move.written:

@@ -226,7 +226,7 @@ class Lifecycle:
         if seat is None:
             if entry.leader is None:
                 self._queue.withdraw(entry)
-            entry.move()
+            self._leave_for_another(entry)
         elif entry.state is RequestState.LOADING:
             self._batch.drop_loading(seat)
             self._move_on(seat)
@@ -241,8 +241,12 @@ class Lifecycle:
         if seat.ticket is not None:
             self._cache.release(seat.ticket)
         self._vacate(seat)
+        self._leave_for_another(entry)
+
+    def _leave_for_another(self, entry: Request) -> None:
+        """Has other samples wait no more for one that moves; one that never ran ends at once."""
         entry.move()
-        if (heir := entry.promote_sibling()) is not None:
+        if entry.epoch and (heir := entry.promote_sibling()) is not None:
             self._queue_up(heir)
 
     def cut(self, entry: Request, reason: str) -> None:

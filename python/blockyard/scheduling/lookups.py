@@ -104,9 +104,11 @@ class Lookups:
             self._settled.append(entry)
 
     def give_up(self, entry: Request) -> None:
-        """Forgets the question about a request, which begins no more."""
+        """Forgets the question about a request that begins no more, and ends what is held for it."""
         if entry in self._out:
             self._end(entry)
+        self._taking.pop(entry.id, None)
+        self._asking.over(entry.id)
 
     def leave(self, *requests: Hashable) -> None:
         """Ends what is held for requests that have ended, whether they were asked about or not."""

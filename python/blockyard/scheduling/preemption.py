@@ -3,7 +3,7 @@
 from typing import Final
 
 from blockyard._core import Parked
-from blockyard.scheduling.admission import Admission, claims_below
+from blockyard.scheduling.admission import Admission, claims_below, parked_of
 from blockyard.scheduling.batch import Grown
 from blockyard.scheduling.lifecycle import Lifecycle
 from blockyard.scheduling.request import Request
@@ -34,6 +34,7 @@ class Preemptor:
         self._parking = shared.parking
         self._headroom = shared.headroom
         self._counters = shared.counters
+        self._moving = shared.moving
         self._policy = shared.options.victim_policy
         self._cooldown = shared.options.preempt_cooldown
         self._lifecycle = lifecycle
@@ -290,7 +291,7 @@ class Preemptor:
         others = [entry for entry in running if entry is not seat.request]
         others += [] if instead is None else [instead]
         parked = (entry for entry in self._queue.parked if entry is not instead)
-        kept = [*stopping, *parked, seat.request]
+        kept = [*stopping, *parked, *parked_of(self._moving), seat.request]
         return claims_below(self._cache, others, kept) <= self._parking.largest()[0]
 
     def may_stop(self, seat: Seat) -> bool:

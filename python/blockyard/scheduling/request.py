@@ -296,6 +296,11 @@ class Request:
         return self.state in TERMINAL
 
     @property
+    def gone(self) -> bool:
+        """Whether it runs here no more: it has ended, or moves to another engine."""
+        return self.terminal or self.state is RequestState.MOVING
+
+    @property
     def leader(self) -> "Request | None":
         """The sample that it is forked from, while that computes their prompt."""
         return self.group.leader if self.group is not None and self in self.group.waiting else None

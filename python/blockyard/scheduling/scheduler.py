@@ -173,7 +173,6 @@ class Scheduler(Single):
         """
         limit = seconds("patience", patience)
         self._evacuation.begin(self._lifecycle.get(request), limit)
-        self._shared.lookups.leave(request)
 
     @driven
     def evacuate_all(self, *, patience: float = PATIENCE) -> tuple[Hashable, ...]:
@@ -192,7 +191,6 @@ class Scheduler(Single):
         """
         limit, moving = seconds("patience", patience), self.requests
         self._evacuation.begin_all(map(self._lifecycle.get, moving), limit)
-        self._shared.lookups.leave(*moving)
         return moving
 
     @driven
@@ -359,6 +357,7 @@ class Scheduler(Single):
         self._lifecycle.reset(requests, memory)
         self._shared.lookups.leave(*(one for one in there if self.state(one) is None))
         self._admission.forget()
+        self._evacuation.closed = False
         made_sound(self._owner)
 
     @driven

@@ -317,7 +317,7 @@ class Stalls:
         refused = self._admission.refused if len(self._queue) else None
         if refused is None:
             return self._too_large()
-        if self._left():
+        if self._moving:
             # What moves gives its blocks back when its patience is over.
             return None
         room, seats = self._cache.room(), self._seats
@@ -363,7 +363,7 @@ class Stalls:
         mine = {("lease", seat.lease.id): seat.request.id for seat in self._seats.bound()}
         mine |= {("lease", lease.id): entry.id for entry, lease in self._left()}
         if not asked <= mine.keys():
-            for entry in (*self._queue.parked, *self._queue.promised):
+            for entry in (*self._queue.parked, *self._queue.promised, *self._moving):
                 # Another thread may ask, and it begins just now.
                 parked, ticket = entry.parked, entry.waiting.ticket
                 if parked is not None:

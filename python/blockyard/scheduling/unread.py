@@ -47,7 +47,7 @@ class Unread:
     def waiting(self) -> Request | None:
         """The request that waits for their seats or blocks; None if none does."""
         entry = self._waiting
-        gone = entry is None or entry.lease is not None or entry.terminal
+        gone = entry is None or entry.lease is not None or entry.gone
         return None if gone or not self.keepers() else entry
 
     def relent(self) -> None:
