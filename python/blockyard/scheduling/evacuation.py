@@ -126,6 +126,10 @@ class Evacuation:
         if self.closed and not len(self._lifecycle):
             self.closed = False
 
+    def reset(self) -> None:
+        """Takes requests again, as a reset has ended all that moved."""
+        self.closed = False
+
     def _lacks_store(self) -> str | None:
         """Why nothing can be written; None where it can be."""
         config = self._cache.config

@@ -104,7 +104,7 @@ class Lookups:
             self._settled.append(entry)
 
     def give_up(self, entry: Request) -> None:
-        """Forgets the question about a request that begins no more, and ends what is held for it."""
+        """Forgets the question about a request that begins no more, and what is held for it."""
         if entry in self._out:
             self._end(entry)
         self._taking.pop(entry.id, None)

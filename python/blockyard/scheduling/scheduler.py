@@ -357,7 +357,7 @@ class Scheduler(Single):
         self._lifecycle.reset(requests, memory)
         self._shared.lookups.leave(*(one for one in there if self.state(one) is None))
         self._admission.forget()
-        self._evacuation.closed = False
+        self._evacuation.reset()
         made_sound(self._owner)
 
     @driven

@@ -262,7 +262,8 @@ class AsyncEngine(Single):
         """Takes no more requests, moves the others to other engines, and waits for their ends.
 
         It is for a server that is to stop: see `Scheduler.evacuate_all`. Each stream has its result
-        then, whose state is MOVED where the request is to go on elsewhere.
+        then, whose state is MOVED where the request is to go on elsewhere; and the engine has acked
+        all stops.
 
         Args:
             patience: Seconds after which the streams end, whatever is written.

@@ -88,9 +88,9 @@ def test_no_row_gives_way_to_one_that_moves() -> None:
     ticket = loop.cache.promise(loop.cache.room().available - 6)
     loop.schedule()
     loop.output()
-    assert loop.scheduler._admission.refused is not None
+    assert len(loop.scheduler._admission.needs()) == 1
     loop.scheduler.evacuate("high", patience=1000)
-    assert loop.scheduler._admission.refused is None
+    assert loop.scheduler._admission.needs() == []
     loop.add("next", text(4, 3), 1, priority=5)
     loop.turn()
     assert (loop.told("displaced"), loop.state("low")) == (0, S.DECODE)
