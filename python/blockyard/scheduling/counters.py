@@ -69,7 +69,6 @@ class Counters:
     outputs_ignored: int = _counter(
         "rows", "outputs_ignored", "rows of output for requests that had already ended"
     )
-
     moved: int = _counter(
         "requests", "moved_requests", "requests that ended to go on at another engine"
     )

@@ -188,12 +188,10 @@ class Evacuation:
         elif written < blocks:
             lack = f"{blocks - written} of its {blocks} full blocks are in no store"
             reason = f"moved: {lack} after {move.patience:g} s"
-        if not self._cache.closed:
-            self._lifecycle.let_go(entry, move)
         self._lifecycle.end(entry, RequestState.MOVED, reason)
         self._counters.moved_blocks += written
         self._counters.unmoved_blocks += blocks - written
-        del self._moving[entry]
+        self._drop(entry, move)
 
     def _drop(self, entry: Request, move: Move) -> None:
         """Forgets a request that has ended."""
