@@ -182,7 +182,8 @@ def test_twenty_lives_leak_nothing(road: Road, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(nixl_peer, "_AGAIN", 0.0)
     with pair(carrier="nixl") as (prefiller, decoder, _):
         peer = peer_of(decoder.cache)
-        before = 0
+        # Stand-ins of other tests keep their memory.
+        before, others = 0, mapped()
         for talk in range(20):
             assert decoder.takes(talk, talk, prefiller.computes(talk)) == 4
             before = before or descriptors()
@@ -190,4 +191,4 @@ def test_twenty_lives_leak_nothing(road: Road, monkeypatch: pytest.MonkeyPatch) 
             until(lambda: peer._life is None)
         assert len(road.readers) == 20
         assert descriptors() <= before
-        assert mapped() == 0
+        assert mapped() <= others

@@ -110,7 +110,7 @@ class Staging:
     def close(self) -> None:
         """Lets go of it: the other process may have it still."""
         os.close(self.file)
-        self._bytes = self._bytes[:0]
+        self._bytes = np.empty(0, np.uint8)  # a view of none would keep it
 
 
 class Reader(Protocol):
