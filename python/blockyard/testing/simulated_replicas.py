@@ -160,10 +160,11 @@ class Replicas:
 
     def compare(self) -> None:
         """Checks that counters and digests are the same everywhere."""
-        stats = self.each(lambda replica: replica.scheduler.stats() | replica.reservations.stats())
-        check(all(one == stats[0] for one in stats), "replicas differ in their counters")
+        asked = self.each(lambda replica: replica.reservations.stats())
         if len(self._replicas) == 1:
             return
+        stats = [one | replica.scheduler.stats() for one, replica in zip(asked, self, strict=True)]
+        check(all(one == stats[0] for one in stats), "replicas differ in their counters")
         digests = {replica.cache.digest() for replica in self._replicas}
         check(len(digests) == 1, "replicas differ in their digest")
         for replica in self._replicas[len(self._honest) :]:

@@ -287,13 +287,14 @@ class Simulation:
         self._stopping = {
             name for name, state in self._states().items() if state is RequestState.STOPPING
         }
-        ignored = self._scheduler.stats()["acks_ignored"]
+        ignored = self._scheduler.stats()["acks_ignored"] if acks else 0
         self._replicas.deliver(self.setup.channel, outputs, acks)
         for name in self.requests.evacuated:
             heard = len(self._scheduler.sampled(self.requests.ids[name]))
             self.requests.evacuated[name] = max(heard, self.requests.evacuated[name])
-        ignored = self._scheduler.stats()["acks_ignored"] - ignored
-        self._acks.given(acks, ignored, dead=self._death is not None)
+        if acks:
+            ignored = self._scheduler.stats()["acks_ignored"] - ignored
+            self._acks.given(acks, ignored, dead=self._death is not None)
 
     def _schedule(self) -> None:
         step, tables = self._replicas.schedule()

@@ -1,7 +1,10 @@
 """Seeds of simulated schedules: they are sound, they meet all there is, and notice a mistake."""
 
+import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +27,30 @@ def play(made: Made, seeds: Iterable[int], seen: Counter[str]) -> None:
 
 
 def met(seen: Counter[str], wanted: Iterable[str]) -> None:
-    """Checks that all the seeds together have met what they are there for."""
-    if not seen:
-        pytest.skip("only together with the simulations")
+    """Checks that seeds have met what they are there for."""
     assert [what for what in wanted if not seen[what]] == []
+
+
+def met_in_parts(seen: Counter[str], wanted: Iterable[str], parts: int, folder: Path) -> None:
+    """Checks it of all parts of a test together, in the one that ends last.
+
+    Args:
+        seen: What this part has met.
+        wanted: What all together must have met.
+        parts: How many there are, whatever processes they run in.
+        folder: The test's own.
+    """
+    test, _, part = os.environ["PYTEST_CURRENT_TEST"].partition("[")
+    # A worker's folder is in one of the whole run.
+    ours = folder.parents[1 if "PYTEST_XDIST_WORKER" in os.environ else 0]
+    every = ours / test.replace("/", ".").replace(":", ".")
+    every.mkdir(exist_ok=True)
+    written = folder / "seen"
+    written.write_text(json.dumps(seen))
+    written.rename(every / f"{part.partition(']')[0]}.json")
+    found = list(every.glob("*.json"))
+    if len(found) == parts:
+        met(sum((Counter(json.loads(one.read_text())) for one in found), Counter()), wanted)
 
 
 def plays_again(made: Made, seed: int) -> None:

@@ -20,7 +20,6 @@ from blockyard.yard.presence import Presence
 
 # More, as in test_simulator.py.
 SEEDS = int(os.environ.get("BLOCKYARD_SEEDS", "100")) // 3
-seen: Counter[str] = Counter()
 
 
 class Changed(OwnGroups):
@@ -105,6 +104,7 @@ class Changed(OwnGroups):
 
 @pytest.mark.law("G3", "G8", "G10", "G13")
 def test_every_promise_is_kept_while_tiers_change_and_prompts_are_forgotten() -> None:
+    seen: Counter[str] = Counter()
     for seed in range(SEEDS):
         engine = Changed(seed, MIXES[list(MIXES)[seed % len(MIXES)]])
         try:

@@ -5,6 +5,7 @@ would notice what they are there to notice. E1 E2 E4 E5 E6 E7
 import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,16 +33,15 @@ WANTED = (
     *("finished", "aborted", "loads", "preempted", "stats host_hits", "stats disk_hits"),
     *("stats broken", "hint"),
 )
-seen: Counter[str] = Counter()
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_promise_to_such_an_engine_is_kept_whatever_happens(part: int) -> None:
+def test_every_promise_to_such_an_engine_is_kept_whatever_happens(
+    part: int, tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
     seeds.play(Scenario.own_blocks, range(part, SEEDS, PARTS), seen)
-
-
-def test_the_seeds_together_have_met_everything_that_can_go_wrong() -> None:
-    seeds.met(seen, WANTED)
+    seeds.met_in_parts(seen, WANTED, PARTS, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(8))

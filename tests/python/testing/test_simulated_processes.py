@@ -27,14 +27,11 @@ WANTED = (
     *(f"plans {way}" for way in ("down", "up", "to disk", "from disk")),
     *("rank reset, memory lost", "engine died", "finished", "aborted", "failed"),
 )
-seen: Counter[str] = Counter()
 
 
 def test_whatever_dies_each_request_is_answered_once_as_undisturbed() -> None:
+    seen: Counter[str] = Counter()
     seeds.play(Scenario.processes, range(SEEDS), seen)
-
-
-def test_the_seeds_together_have_met_everything_that_processes_can_meet() -> None:
     seeds.met(seen, WANTED)
 
 

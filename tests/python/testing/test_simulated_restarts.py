@@ -28,14 +28,11 @@ WANTED = (
     *(f"restart {fate}" for fate in ("not begun", "void", "torn", "whole")),
     *("restored", "restored, served", "restored, not reported"),
 )
-seen: Counter[str] = Counter()
 
 
 def test_a_restart_finds_what_was_written_and_serves_nothing_else() -> None:
+    seen: Counter[str] = Counter()
     seeds.play(Scenario.restarting, range(SEEDS), seen)
-
-
-def test_the_seeds_together_have_met_everything_that_a_restart_can_meet() -> None:
     seeds.met(seen, WANTED)
 
 

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,16 +35,15 @@ WANTED = (
     *(f"evacuate in {state}" for state in ("decode", "loading", "parked", "prefill", "waiting")),
     *("abort in moving", "evacuate all", "moved", "stats moved_blocks", "stats unmoved_blocks"),
 )
-seen: Counter[str] = Counter()
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_byte_of_a_store_is_served_that_is_not_what_was_asked_for(part: int) -> None:
+def test_no_byte_of_a_store_is_served_that_is_not_what_was_asked_for(
+    part: int, tmp_path: Path
+) -> None:
+    seen: Counter[str] = Counter()
     seeds.play(Scenario.sharing, range(part, SEEDS, PARTS), seen)
-
-
-def test_the_seeds_together_have_met_everything_that_can_go_wrong() -> None:
-    seeds.met(seen, WANTED)
+    seeds.met_in_parts(seen, WANTED, PARTS, tmp_path)
 
 
 # One of an engine over the cache's blocks, and one of an engine that gives out its own.
