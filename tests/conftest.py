@@ -5,12 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.append(str(Path(__file__).parent / "python" / "support"))
 
 # `blockyard.connectors.vllm` needs vLLM, and `.sglang` SGLang, which only their users have.
 import sglang_stub  # noqa: F401
 import vllm_stub  # noqa: F401
+
+# Others keep the processor busy beside a test.
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
 
 # Whole runs of an engine, an example, a replay, a browser or a bench, and long random histories.
 SLOW = {

@@ -313,7 +313,7 @@ class Tenants:
         assert self.cache.audit() is None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(acts=st.lists(ACTS, min_size=4, max_size=14))
 def test_whatever_comes_before_and_after_it_all_of_it_is_gone_and_nothing_else(
     acts: list[tuple[str, int, str]], tmp_path_factory: pytest.TempPathFactory

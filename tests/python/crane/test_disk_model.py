@@ -162,5 +162,5 @@ class Disk(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-Disk.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+Disk.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
 TestDisk = Disk.TestCase

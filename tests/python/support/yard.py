@@ -26,7 +26,6 @@ def profile(examples: int, steps: int = 50) -> settings:
         stateful_step_count=steps,
         derandomize=not EXAMPLES,
         database=None,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
 

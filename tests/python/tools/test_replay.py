@@ -113,9 +113,11 @@ def test_budgets_hold_throughout(plain: Run) -> None:
 @pytest.mark.parametrize("write", ["on-evict", "through", "second-touch"])
 @pytest.mark.parametrize("policy", ["recency", "heap"])
 def test_the_same_replay_is_the_same_every_time_with_bytes_or_without(
-    trace: Trace, policy: Any, write: Any
+    policy: Any, write: Any
 ) -> None:
-    spec = spec_of(trace, policy=policy, write_policy=write)
+    trace = workload.generate(3, requests=60)
+    sizes = {"device_blocks": 1_000, "host_blocks": 2_000}
+    spec = spec_of(trace, policy=policy, write_policy=write, **sizes)
     first = run(spec, trace, quiet)
     second = run(dataclasses.replace(spec, verify="memory"), trace, quiet)
     assert modelled(first) == modelled(second)

@@ -35,11 +35,18 @@ SHOWN = {
 }
 
 
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    saved = tmp_path_factory.mktemp("trace") / "t.jsonl"
+    typed(f"replay --requests 12 --save-trace {saved} --device 500 --host 0")
+    return saved
+
+
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def place(trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(doctor_cli, "examined", lambda **_: FOUND)
-    typed("replay --requests 30 --save-trace t.jsonl --device 500 --host 0")
+    Path("t.jsonl").symlink_to(trace)
     named = {"model": "m", "weights": "v1"}
     by.local(LAYOUT, device=9, disk=64, disk_path="kv", namespace=named).close()
 
