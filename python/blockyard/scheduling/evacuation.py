@@ -113,10 +113,10 @@ class Evacuation:
             else:
                 if move.blocks is None:
                     hashed += entry.keys.unmade(entry.outputs)
-                    move.blocks = self._there(entry)
-                    if move.blocks is not None:
+                    if (blocks := self._there(entry)) is not None:
                         # Its loads have ended: what a peer has under these names is in no store.
                         self._lookups.give_up(entry)
+                        move.blocks = blocks
                 flying += self._write(entry, move, now, flying)
                 if move.written == move.blocks:
                     self._end(entry, move)

@@ -221,12 +221,18 @@ class Lifecycle:
     # -- requests that move to another engine --------------------------------------------------
 
     def move(self, entry: Request) -> None:
-        """Takes a request of `Shared.moving` out of the batch or the queue: now, or at its ack."""
+        """Takes a request of `Shared.moving` out of the batch or the queue: now, or at its ack.
+
+        Other samples wait for it no more, so that its end, in `results`, is one write: an interrupt
+        there leaves none of them behind.
+        """
         seat = None if entry.seat is None else self._seats.at(entry.seat)
+        if seat is None and entry.leader is None:
+            self._queue.withdraw(entry)
+        if entry.epoch and (heir := entry.promote_sibling()) is not None:
+            self._queue_up(heir)
         if seat is None:
-            if entry.leader is None:
-                self._queue.withdraw(entry)
-            self._leave_for_another(entry)
+            entry.move()
         elif entry.state is RequestState.LOADING:
             self._batch.drop_loading(seat)
             self._move_on(seat)
@@ -236,18 +242,11 @@ class Lifecycle:
     def _move_on(self, seat: Seat) -> None:
         """Frees the seat of a request that moves; its blocks stay."""
         entry = seat.request
-        move = self._moving[entry]
-        move.take(seat.lease, int(self._seats.last_step[seat.number]))
+        self._moving[entry].take(seat.lease, int(self._seats.last_step[seat.number]))
         if seat.ticket is not None:
             self._cache.release(seat.ticket)
         self._vacate(seat)
-        self._leave_for_another(entry)
-
-    def _leave_for_another(self, entry: Request) -> None:
-        """Has other samples wait no more for one that moves; one that never ran ends at once."""
         entry.move()
-        if entry.epoch and (heir := entry.promote_sibling()) is not None:
-            self._queue_up(heir)
 
     def cut(self, entry: Request, reason: str) -> None:
         """Ends a request that moves, and whose ack has not come: only its seat waits for that."""

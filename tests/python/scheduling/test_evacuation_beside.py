@@ -1,6 +1,7 @@
 """Requests that move, and those beside them: samples, waiting ones, victims, and who may begin."""
 
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import blockyard as by
 from blockyard._typing import override
 from blockyard.scheduling.request import RequestState
 from evacuated import SIZE, Found, Mover, Store, split
+from interrupted import Interrupter
 from yard import text
 
 S = RequestState
@@ -70,6 +72,25 @@ def test_samples_do_not_wait_for_one_that_moves_after_a_preemption() -> None:
     assert (loop.state(("one", 0)), loop.state(("one", 1))) == (S.MOVING, S.DECODE)
     loop.land()
     loop.finish()
+
+
+def test_an_interrupt_at_the_end_of_one_that_moves_leaves_no_sample_behind() -> None:
+    interrupter, lines, before = Interrupter(), 0, -1
+    while interrupter.times > before:
+        before = interrupter.times
+        loop = Mover(Store(), max_num_batched_tokens=8)
+        loop.add("one", text(1, 9), 6, n=3)
+        loop.turn()
+        assert loop.state(("one", 0)) is S.PREFILL
+        # It ends before its ack.
+        loop.scheduler.evacuate(("one", 0), patience=0)
+        with suppress(KeyboardInterrupt):
+            interrupter.during(lines, loop.scheduler.results)
+        loop.finish()
+        ends = [loop.results[("one", sample)].state for sample in (1, 2)]
+        assert ends == [S.FINISHED, S.FINISHED], interrupter.where
+        lines += 1
+    assert lines > 40
 
 
 def test_no_row_gives_way_to_one_that_moves() -> None:
