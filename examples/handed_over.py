@@ -197,7 +197,7 @@ def play(url: str) -> None:
     print(f"It was stopped for a deploy after {more} more tokens, and moved {len(moved)} requests.")
     found = run().found or {}
     # All but the newest token of each: that one is computed for the next.
-    again = max(len(ask.tokens) - 1 - found[ask.name] for ask in moved)
+    again = max((len(ask.tokens) - 1 - found[ask.name] for ask in moved), default=0)
     print(
         f"A third computed at most {again} tokens of each of them again: a block has "
         f"{LAYOUT.block_size}."

@@ -178,7 +178,8 @@ class Scheduler(Single):
     def evacuate_all(self, *, patience: float = PATIENCE) -> tuple[Hashable, ...]:
         """Moves all requests, as before this process is stopped; `add` takes none meanwhile (T37).
 
-        Requests that never ran end at once. Go on with steps until `idle`.
+        Requests that never ran end at once: `results` has them next, even if it is `idle` by then.
+        Go on with steps until `idle`.
 
         Args:
             patience: Seconds, as in `evacuate`.
