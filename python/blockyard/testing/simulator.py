@@ -1,18 +1,18 @@
 """A scheduler, its yard, an engine and cranes that misbehave, step by step in virtual time."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from blockyard._core import InUse
-from blockyard.scheduling.engine import Ack, Stop
 from blockyard.scheduling.new_request import NewRequest
 from blockyard.scheduling.request import RequestState, Result
 from blockyard.scheduling.scheduler import Scheduler
 from blockyard.shared.hints import Hints
 from blockyard.shared.layout import TIERS
+from blockyard.testing.acks import Acks
 from blockyard.testing.copier import Action
 from blockyard.testing.copies import Copies
 from blockyard.testing.displacements import Displacements
@@ -36,45 +36,6 @@ _QUIET: Final = 24
 """Ticks without a plan after which nothing more is copied ahead."""
 _WAITING: Final = {RequestState.WAITING, RequestState.RECOMPUTE, RequestState.PARKED}
 _WORDS: Final = frozenset({"deliver", "delay", "fail", "corrupt", "hang", "die"})
-
-
-class _Acks:
-    """The stops that were sent, and the acks that came back.
-
-    Args:
-        seen: Where acks are counted that must have no effect.
-    """
-
-    def __init__(self, seen: Counter[str]) -> None:
-        self._seen = seen
-        self._sent: set[Stop | Ack] = set()
-        self._given: set[Ack] = set()
-
-    def sent(self, stop: Stop) -> None:
-        """Notes a stop; the same stop is sent again where its ack was lost."""
-        self._seen["T29 present"] += stop in self._sent
-        self._sent.add(stop)
-
-    def given(self, acks: Sequence[Ack], ignored: int, *, dead: bool) -> None:
-        """Checks how many acks of a poll the scheduler has ignored.
-
-        Args:
-            acks: The acks.
-            ignored: How many the scheduler says it has ignored.
-            dead: Whether the engine is dead; the acks inside its outputs are not counted.
-        """
-        foreign = sum(ack not in self._sent for ack in acks)
-        twice = 0
-        for ack in acks:
-            twice += ack in self._sent and ack in self._given
-            self._given.add(ack)
-        late = ignored - twice - foreign
-        check(
-            late >= 0 or dead,
-            f"T30, T31: some of {twice} repeated and {foreign} foreign acks had an effect",
-        )
-        for name, number in (("T30", twice), ("T31 foreign", foreign), ("T31 late", max(late, 0))):
-            self._seen[name] += number
 
 
 class Simulation:
@@ -155,7 +116,7 @@ class Simulation:
         self._copies = Copies(setup, self.seen, self._remains)
         self._slots: dict[str, int] = {tier: getattr(setup, tier) for tier in TIERS}
         self._death: Death | None = None
-        self._acks = _Acks(self.seen)
+        self._acks = Acks(self.seen)
         self._displacements = Displacements(setup, self.seen)
         self._stopping: set[str] = set()
         self._quiet = 0
