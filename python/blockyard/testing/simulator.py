@@ -76,6 +76,8 @@ class Simulation:
         """Whether it takes no request any more."""
         self._outside: dict[str, tuple[Ask, Hashable]] = {}
         """Requests that it does not take as long as all of its own move."""
+        self._limits: dict[str, int] = {}
+        """The ticks at which requests that move must have ended."""
         self._open(setup)
 
     def _open(self, setup: Setup) -> None:
@@ -166,8 +168,10 @@ class Simulation:
             done = len(self.requests.results) + self._engine.emitted.total()
             moved = moved if done == moved[1] else (self.now, done)
             yield
+            patient = max((self._limits[name] for name in self._moving()), default=0)
+            rest = max(moved[0] + 100 + self.requests.work, patient + 2)
             check(
-                self.now < bound and self.now < moved[0] + 100 + self.requests.work,
+                self.now < bound and self.now < rest,
                 f"the faults are over, and these requests are stuck: {self._states()}",
             )
 
@@ -198,6 +202,10 @@ class Simulation:
         """Returns the state of each request that has no result."""
         mine = (name for name in self.requests.unfinished if name not in self._outside)
         return {name: self._state(name) for name in mine}
+
+    def _moving(self) -> list[str]:
+        """Returns the requests that are written to the store."""
+        return [name for name, state in self._states().items() if state is RequestState.MOVING]
 
     def _state(self, name: str) -> RequestState | None:
         return self._scheduler.state(self.requests.ids.get(name))
@@ -304,6 +312,9 @@ class Simulation:
         self._replicas.check_stalls(self._engine.lost, hung=hung)
         self._copies.compare(self._replicas.cache.stats())
         self._replicas.compare()
+        # The seconds of the limit are rounded.
+        late = [name for name in self._moving() if self.now > self._limits[name] + 1]
+        check(not late, f"INV-36h: {late} still move behind their limits")
 
     def _collect(self) -> None:
         for result in self._replicas.results():
@@ -382,6 +393,7 @@ class Simulation:
             if (state := self._state(one)) is not None:
                 self.seen[f"evacuate in {state}"] += 1
                 self.requests.evacuated.setdefault(one, 0)
+                self._limits[one] = self.now + ticks
         patience = ticks * self.setup.tick_ms / 1000
         if not name:
             self.seen["evacuate all"] += 1

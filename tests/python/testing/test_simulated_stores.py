@@ -18,7 +18,7 @@ from blockyard.crane.copiers import Landed
 from blockyard.crane.copiers.lane_flights import LaneFlight, LaneFlights
 from blockyard.crane.tiers import remote
 from blockyard.scheduling.lifecycle import Lifecycle
-from blockyard.scheduling.request import RequestState
+from blockyard.scheduling.request import Move, RequestState
 from blockyard.shared.plan import Cause
 from blockyard.stores.identity import fields_of
 from blockyard.testing import Event, Scenario, Setup, simulate
@@ -102,6 +102,18 @@ def test_a_token_that_is_lost_on_the_way_is_noticed(monkeypatch: pytest.MonkeyPa
 
     seeds.mistaken(monkeypatch, Lifecycle, "end", end)
     assert "INV-36h" in seeds.noticed(Scenario.sharing, range(0, 64, 2))
+
+
+# The store is full, or has too few names: one moves on in vain until its limit.
+@pytest.mark.parametrize("seed", [900324, 900402])
+def test_seeds_that_have_found_something_are_played_for_ever(seed: int) -> None:
+    simulate(Scenario.sharing(seed))
+
+
+@pytest.mark.law("INV-36h")
+def test_one_that_moves_on_behind_its_limit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds.mistaken(monkeypatch, Move, "is_over", lambda *_: False)
+    assert "behind their limits" in seeds.noticed(Scenario.sharing, [900324])
 
 
 @pytest.mark.parametrize("second", ["weights", "shape"])
