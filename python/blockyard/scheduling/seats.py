@@ -144,8 +144,9 @@ class Seats:
 
     def mark_ended(self, seat: Seat) -> None:
         """Notes that the request has ended while its seat waits for the ack."""
-        seat.ended = True
+        # First: an interrupt in between must not have outputs count for what has ended.
         self.departures += 1
+        seat.ended = True
 
     def clear(self) -> None:
         """Frees all seats, also where an interrupt has left one half bound."""

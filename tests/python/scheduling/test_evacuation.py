@@ -582,6 +582,7 @@ def test_an_interrupt_of_results_loses_and_doubles_nothing(calls: bool) -> None:
         loop.add("cut", text(2, 5), 9)
         loop.turn(2, lands=False)
         loop.land()
+        loop.schedule()
         loop.scheduler.evacuate("cut", patience=0.0)
         before = interrupter.times
         found: list[Any] = []
@@ -595,6 +596,8 @@ def test_an_interrupt_of_results_loses_and_doubles_nothing(calls: bool) -> None:
             assert reasons == {"one": "moved", "cut": "moved"}
             assert len(found) == 2
         ends += not found
+        loop.output()
+        assert loop.told("outputs_ignored") == 1, interrupter.where
         for stop in loop.stops:
             loop.scheduler.on_acks([Ack(*stop)])
         loop.finish()
