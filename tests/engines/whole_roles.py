@@ -1,7 +1,7 @@
 """Two whole vLLM engines on a CPU in Blockyard's own roles, of which each is killed and stopped.
 
     python whole_roles.py                all runs
-    python whole_roles.py ROLE PORT      an engine, which is told what to do on stdin
+    python whole_roles.py ROLE PORT CARRIER    an engine, which is told what to do on stdin
 
 A router passes what the prefill engine says to the decode engine, as vLLM's proxies do. Without a
 fault the decode engine computes no full block of a prompt; with one it computes what it lacks. The
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import whole_engine
 from prefill_decode import AMPLE, FROM_PREFILLER, HOST, Peer, Serving, prompts
@@ -31,7 +31,7 @@ MOST_COMPUTED = sum(LENGTHS) + len(LENGTHS) * (MOST - 1)
 LEASE = 2.0
 
 
-def transfer(role: str, port: int) -> dict[str, Any]:
+def transfer(role: str, port: int, carrier: str) -> dict[str, Any]:
     """What an operator writes in `--kv-transfer-config`, as docs/vllm-handover.md has it."""
     at = f"127.0.0.1:{port}"
     own: dict[str, Any] = {"listen": at, "lease": LEASE, "unread": 2 * LEASE}
@@ -40,7 +40,7 @@ def transfer(role: str, port: int) -> dict[str, Any]:
     return {
         "kv_connector": "Blockyard",
         "kv_role": role,
-        "kv_connector_extra_config": {"host": HOST, **own},
+        "kv_connector_extra_config": {"host": HOST, "carrier": carrier, **own},
     }
 
 
@@ -60,9 +60,9 @@ class InRole(Serving):
         }
 
 
-def start(role: str, port: int) -> Peer:
+def start(role: str, port: int, carrier: str) -> Peer:
     """Starts an engine; returns when it is up."""
-    engine = Peer(role, port, script=__file__)
+    engine = Peer(role, port, carrier, script=__file__)
     engine.hear()
     return engine
 
@@ -70,12 +70,21 @@ def start(role: str, port: int) -> Peer:
 class Pair:
     """A prefill engine, a decode engine, and the router between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, carrier: str) -> None:
+        self.carrier = carrier
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.prefill = start("kv_producer", self.port)
-        self.decode = start("kv_consumer", self.port)
+        self.start_prefill()
+        self.start_decode()
+
+    def start_prefill(self) -> None:
+        """Starts a prefill engine, where there is none."""
+        self.prefill = start("kv_producer", self.port, self.carrier)
+
+    def start_decode(self) -> None:
+        """The same of the decode engine."""
+        self.decode = start("kv_consumer", self.port, self.carrier)
 
     def prefilled(self) -> list[Any]:
         """Has all prompts computed; returns what a router passes on."""
@@ -127,7 +136,7 @@ def prefill_killed_in_the_read(pair: Pair) -> dict[str, Any]:
     time.sleep(0.02)
     pair.prefill.process.kill()
     said = dict(pair.decode.hear())
-    pair.prefill = start("kv_producer", pair.port)
+    pair.start_prefill()
     return said
 
 
@@ -135,7 +144,7 @@ def old_offers(pair: Pair) -> dict[str, Any]:
     """Offers of a prefill engine that was killed come when another one is at its address."""
     params = pair.prefilled()
     pair.prefill.process.kill()
-    pair.prefill = start("kv_producer", pair.port)
+    pair.start_prefill()
     return pair.decoded(params)
 
 
@@ -156,11 +165,12 @@ def decode_killed(pair: Pair) -> dict[str, Any]:
     pair.begin_decoding(params)
     time.sleep(0.3)
     pair.decode.process.kill()
-    pair.decode = start("kv_consumer", pair.port)
+    pair.start_decode()
     return pair.decoded(params)
 
 
-RUNS: list[tuple[Callable[[Pair], dict[str, Any]], bool | None]] = [
+Run: TypeAlias = tuple[Callable[[Pair], dict[str, Any]], bool | None]
+RUNS: list[Run] = [
     (no_fault, True),
     (no_offer, False),
     (prefill_stopped, False),
@@ -174,6 +184,8 @@ RUNS: list[tuple[Callable[[Pair], dict[str, Any]], bool | None]] = [
     (no_fault, True),
 ]
 """What happens, and whether all full blocks come, or none; None for as many as chance has it."""
+BY_NIXL = [RUNS[0], RUNS[4], RUNS[0], RUNS[2], RUNS[0]]
+"""Where another carrier brings the bytes."""
 
 
 def at_rest(pair: Pair) -> list[str]:
@@ -197,37 +209,51 @@ def left_behind(engine: Peer) -> dict[str, Any]:
     return {name: count for name, count in found.items() if count and name != "hits"}
 
 
-def main() -> int:
-    """Runs all."""
-    if len(sys.argv) == 3:
-        InRole(transfer(sys.argv[1], int(sys.argv[2])), AMPLE, 1).serve()
-    with tempfile.TemporaryDirectory() as folder:
-        ample = whole_engine.run("ample", Path(folder))
-    if ample is None:
-        return 1
-    wanted, broken = ample["rounds"][0]["tokens"], 0
-    pair = Pair()
+def judge(pair: Pair, said: dict[str, Any], wanted: Any, comes: bool | None) -> list[str]:
+    """What is wrong with a run."""
+    wrong = at_rest(pair)
+    if said["tokens"] != wanted:
+        wrong.append("other tokens")
+    least = MOST_COMPUTED if comes is False else LEAST
+    most = LEAST if comes else MOST_COMPUTED
+    if not least <= said["computed"] <= most:
+        wrong.append(f"{said['computed']} computed, not {least} to {most}")
+    sent = pair.prefill.ask("handed")["offers_sent_blocks"]
+    if comes and bool(sent) != (pair.carrier == "tcp"):
+        wrong.append(f"{sent} blocks were sent over the connection")
+    return wrong
+
+
+def play(carrier: str, runs: list[Run], wanted: Any) -> int:
+    """Plays runs one after the other; returns how many are broken."""
+    broken, pair = 0, Pair(carrier)
     try:
-        for happens, comes in RUNS:
+        for happens, comes in runs:
             said = happens(pair)
-            wrong = at_rest(pair)
-            if said["tokens"] != wanted:
-                wrong.append("other tokens")
-            least = MOST_COMPUTED if comes is False else LEAST
-            most = LEAST if comes else MOST_COMPUTED
-            if not least <= said["computed"] <= most:
-                wrong.append(f"{said['computed']} computed, not {least} to {most}")
+            wrong = judge(pair, said, wanted, comes)
             broken += bool(wrong)
             blocks = (MOST_COMPUTED - said["computed"]) / BLOCK
-            name = happens.__name__.replace("_", " ")
+            name = f"{carrier}: {happens.__name__.replace('_', ' ')}"
             print(
-                f"{name:28} {blocks:g} of {OFFERED} full blocks taken over, {said['computed']:,} "
+                f"{name:32} {blocks:g} of {OFFERED} full blocks taken over, {said['computed']:,} "
                 f"tokens computed: {'; '.join(wrong) or 'the same tokens'}",
                 flush=True,
             )
     finally:
         pair.close()
-    return int(broken > 0)
+    return broken
+
+
+def main() -> int:
+    """Runs all."""
+    if len(sys.argv) == 4:
+        InRole(transfer(sys.argv[1], int(sys.argv[2]), sys.argv[3]), AMPLE, 1).serve()
+    with tempfile.TemporaryDirectory() as folder:
+        ample = whole_engine.run("ample", Path(folder))
+    if ample is None:
+        return 1
+    wanted = ample["rounds"][0]["tokens"]
+    return int(play("tcp", RUNS, wanted) + play("nixl", BY_NIXL, wanted) > 0)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from blockyard.crane.tiers.disk_paths import DiskPath
 from blockyard.crane.tiers.memory import MemoryTier
 from blockyard.crane.tiers.pinned import PinnedTier
 from blockyard.crane.tiers.remote import RemoteTier
+from blockyard.shared.endpoints import Carrier
 from blockyard.shared.owner import Owner, broke_in, owned
 from blockyard.shared.plan import Cause, Outcome, Plan, Unreported
 from blockyard.shared.restored import Restored
@@ -100,6 +101,7 @@ class Worker(Single):
         stores: Sequence[Store] = (),
         peers: Sequence[str] = (),
         secret_file: str | None = None,
+        carrier: Carrier = "tcp",
         sharing: "SharedCopying | None" = None,
     ) -> Self:
         """Makes a worker over the tensors in which an engine has its KV.
@@ -123,6 +125,7 @@ class Worker(Single):
             stores: As in `RemoteTier`: the configuration has `remote` then.
             peers: Likewise.
             secret_file: Likewise.
+            carrier: Likewise.
             sharing: Threads, streams and rings that the workers of other groups of layers share.
 
         Raises:
@@ -178,6 +181,7 @@ class Worker(Single):
                     group=config.group,
                     peers=peers,
                     secret_file=secret_file,
+                    carrier=carrier,
                 )
                 opened.callback(remote.close)
             tiers = {"device": device, **below}

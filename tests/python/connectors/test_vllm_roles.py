@@ -14,12 +14,14 @@ from blockyard.connectors.vllm.compatibility import facts
 from blockyard.connectors.vllm.metrics import scheduler_stats
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier
+from blockyard.crane.tiers import nixl_source
 from blockyard.crane.tiers.peers import Peers
 from blockyard.testing import ScriptedCopier, fail
+from fake_nixl import road
 from handover_rig import Relay
 from vllm_front import SIZE, Ended, Front, idle, kv_config, no_torch, vllm_config
 
-__all__ = ["no_torch"]
+__all__ = ["no_torch", "road"]
 
 PROMPT = list(range(4 * SIZE))
 IDS = [3, 4, 5, 6]
@@ -109,8 +111,8 @@ def made() -> Iterator[list[Engine]]:
         one.close()
 
 
-def pair(made: list[Engine], **more: Any) -> tuple[Engine, Engine]:
-    prefill = Engine("kv_producer", listen="127.0.0.1:0")
+def pair(made: list[Engine], offers_by: str = "tcp", **more: Any) -> tuple[Engine, Engine]:
+    prefill = Engine("kv_producer", listen="127.0.0.1:0", carrier=offers_by)
     made.append(prefill)
     decode = Engine("kv_consumer", peers=[prefill.handing.prefill.listens], **more)
     made.append(decode)
@@ -396,6 +398,43 @@ def test_engines_that_differ_meet_by_the_name_of_the_field_and_the_client_is_ans
     assert decode.handing.decode.stats()["handover_gone"] == 1
 
 
+@pytest.mark.usefixtures("road")
+@pytest.mark.parametrize(("carrier", "sent"), [("nixl", 0), ("tcp", 4)])
+def test_nixl_brings_the_bytes_where_both_sides_have_it(
+    made: list[Engine], carrier: str, sent: int
+) -> None:
+    prefill, decode = pair(made, "nixl", carrier=carrier)
+    one = decode.decoding("d", [*PROMPT, 1], offered(prefill))
+    assert decode.loaded(one, [8, 9, 10, 11]) == set()
+    assert [decode.block(at) for at in (8, 9, 10, 11)] == [[13], [14], [15], [16]]
+    assert prefill.handing.prefill.stats()["offers_sent_blocks"] == sent
+    prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+
+
+@pytest.mark.usefixtures("road")
+def test_a_prefill_engine_without_nixl_is_refused_by_the_name_of_the_field(
+    made: list[Engine],
+) -> None:
+    prefill, decode = pair(made, "tcp", carrier="nixl")
+    one = decode.decoding("d", [*PROMPT, 1], offered(prefill))
+    # It is known before vLLM has given the request blocks to load into.
+    assert decode.matched(one) == 0
+    (peer,) = decode.handing._peers
+    assert 'carrier is "tcp" there, and "nixl" here' in peer.why()
+    assert decode.handing.decode.stats()["handover_gone"] == 1
+
+
+@pytest.mark.parametrize("extra", [{"listen": "127.0.0.1:0"}, {"peers": ["127.0.0.1:7000"]}])
+def test_nixl_that_is_not_installed_is_missed_at_the_start(
+    extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nixl_source, "wheel", lambda: None)
+    known = facts(vllm_config(), kv_config(), version="0.33.0")
+    given = {"host": 64, "namespace": WEIGHTS, "carrier": "nixl"} | extra
+    with pytest.raises(by.Unsupported, match="NIXL is not installed: pip install"):
+        Settings.read(given, known)
+
+
 def test_both_sides_in_one_engine(made: list[Engine]) -> None:
     prefill = Engine("kv_both", listen="127.0.0.1:0")
     made.append(prefill)
@@ -448,6 +487,12 @@ PEERS = ["127.0.0.1:7000"]
         ("kv_producer", {"listen": "0.0.0.0:7000"}, "listen = '0.0.0.0:7000' without a secret"),
         ("kv_consumer", {"peers": ["kv:7000"]}, "peers = 'kv:7000' without a secret.*secret_file"),
         ("kv_both", {"unread": 1}, "unread was given without listen"),
+        ("kv_both", {"carrier": "nixl"}, "carrier was given without listen or peers"),
+        (
+            "kv_consumer",
+            {"peers": PEERS, "carrier": "rdma"},
+            "carrier = 'rdma': must be one of",
+        ),
         ("kv_both", {"remote_names": 1}, "remote_names was given without remote"),
     ],
 )

@@ -146,6 +146,8 @@ class HandingOver:
             rank=0,
             block_bytes=layout.block_bytes,
             secret=read_secret(options.secret_file),
+            carrier=options.carrier,
+            reads=False,
         )
         _log.info("Blockyard takes the KV of prompts from %s", ", ".join(options.peers))
         self.decode = DecodeSide(
@@ -175,6 +177,7 @@ class HandingOver:
             secret_file=options.secret_file,
             lease=options.lease,
             unread=options.unread,
+            carrier=options.carrier,
             fields=dict(worker.fields),
         )
         lent.ending(self.prefill.close)

@@ -3,13 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from blockyard._core import Misuse, Unsupported
 from blockyard.connectors.vllm.compatibility import Facts
-from blockyard.shared.endpoints import endpoint, endpoints, is_unspecified, read_secret
+from blockyard.shared.endpoints import (
+    Carrier,
+    endpoint,
+    endpoints,
+    is_unspecified,
+    read_secret,
+)
 from blockyard.shared.log import Limited
-from blockyard.shared.validate import seconds
+from blockyard.shared.validate import one_of, seconds
 
 __all__ = ["HandoverOptions", "Role", "load_late"]
 
@@ -37,6 +43,8 @@ class HandoverOptions:
     """Seconds that a request waits until its offer is taken."""
     secret_file: str | None = None
     """A file with a secret that both sides know."""
+    carrier: Carrier = "tcp"
+    """What brings the bytes: the connection, or NIXL, which reads the prefill engine's host."""
 
     @property
     def hands_over(self) -> bool:
@@ -52,6 +60,7 @@ class HandoverOptions:
         for name in ("lease", "unread", "patience"):
             if not seconds(name, getattr(self, name)):
                 raise Misuse(f"{name} = {getattr(self, name)!r}: must be more than 0 seconds")
+        one_of("carrier", self.carrier, get_args(Carrier))
         if self.listen is not None:
             endpoint("listen", self.listen, least=0)
         if self.advertise is not None:
@@ -76,11 +85,12 @@ class HandoverOptions:
                 raise Misuse(f"{name} was given without listen: give {_LISTEN}; or leave it out")
         if "patience" in given and not takes:
             raise Misuse(f"patience was given without peers: give {_PEERS}; or leave it out")
-        if given.get("secret_file") is not None and not (listens or takes):
-            raise Misuse(
-                f"secret_file was given without listen or peers: give {_LISTEN} on a prefill "
-                f"engine, {_PEERS} on a decode engine; or leave it out"
-            )
+        for name in ("secret_file", "carrier"):
+            if given.get(name) is not None and not (listens or takes):
+                raise Misuse(
+                    f"{name} was given without listen or peers: give {_LISTEN} on a prefill "
+                    f"engine, {_PEERS} on a decode engine; or leave it out"
+                )
 
     def check_role(self, known: Facts, offload: str) -> None:
         """Checks that the role has its options, and that vLLM's set-up can be served.
@@ -91,7 +101,7 @@ class HandoverOptions:
 
         Raises:
             Misuse: An option is missing, or belongs to the other role.
-            Unsupported: The set-up is not supported with roles.
+            Unsupported: The set-up is not supported with roles, or NIXL is not installed.
         """
         if known.beside is not None and known.role != "kv_both":
             raise Unsupported(
@@ -107,6 +117,12 @@ class HandoverOptions:
             )
         option = "listen" if self.listen is not None else "peers"
         _check_served(option, known)
+        if self.carrier == "nixl":
+            from blockyard.crane.tiers.nixl_source import (  # noqa: PLC0415 - most have no NIXL
+                needed_wheel,
+            )
+
+            needed_wheel()
         if self.listen is not None and known.replica.name and not self.listen.endswith(":0"):
             raise Misuse(
                 f"listen = {self.listen!r} with data parallel replicas: each needs an address of "

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerHalf"]
 
+_OF_PEERS = ("peers", "secret_file", "carrier")
+
 
 class WorkerHalf:
     """Carries the orders of each step out, over the tensors of vLLM.
@@ -101,7 +103,7 @@ class WorkerHalf:
             "stores": self._settings.stores(),
         }
         if len(tensors) == 1:
-            how |= {"peers": self._settings.peers, "secret_file": self._settings.secret_file}
+            how |= {name: getattr(self._settings, name) for name in _OF_PEERS}
             self.worker = Worker.adopt(self._configs[0], tensors[0], **how)
         else:
             try:

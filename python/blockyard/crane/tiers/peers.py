@@ -4,7 +4,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple, get_args
 
 import numpy as np
@@ -30,12 +31,12 @@ def called(role: str) -> str:
     return f"{role} {socket.gethostname()}:{os.getpid()}"
 
 
-def _kind(carrier: Carrier) -> type[Peer]:
+def _kind(carrier: Carrier, *, reads: bool) -> Callable[..., Peer]:
     if one_of("carrier", carrier, get_args(Carrier)) == "tcp":
         return Peer
     from blockyard.crane.tiers.nixl_peer import NixlPeer  # noqa: PLC0415 - most have no NIXL
 
-    return NixlPeer
+    return NixlPeer if reads else partial(Peer, carrier=carrier)
 
 
 class TakenOffer(NamedTuple):
@@ -75,6 +76,7 @@ class Peers(Single):
         timeout: Seconds without a byte after which a peer has failed.
         carrier: What brings the bytes: "tcp", or "nixl", which reads them out of the prefill side's
             memory.
+        reads: Whether blocks are read here, and not by ranks that are told of each offer.
 
     Raises:
         Misuse: An address is none, or not of the loopback though there is no secret.
@@ -91,11 +93,12 @@ class Peers(Single):
         secret: bytes | None = None,
         timeout: float = 5.0,
         carrier: Carrier = "tcp",
+        reads: bool = True,
     ) -> None:
         self.bell = Bell()
         """What they ring when they have ended a flight."""
         boot, name = 1 + secrets.randbelow(_MOST_BOOT), called("decode")
-        kind = _kind(carrier)
+        kind = _kind(carrier, reads=reads)
         self._peers = {
             address: kind(
                 address,
