@@ -153,10 +153,10 @@ def hits(engine: Timed) -> dict[str, list[float]]:
 def offloading() -> Timed:
     """Returns an engine with vLLM's own connector, whose host has as many blocks."""
 
-    def its(_extra: Any) -> Any:
+    def its(_extra: Any, role: str) -> Any:
         return KVTransferConfig(
             kv_connector="OffloadingConnector",
-            kv_role="kv_both",
+            kv_role=role,
             # Each block begins at a page there.
             kv_connector_extra_config={"cpu_bytes_to_use": FULL << 12},
         )

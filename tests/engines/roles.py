@@ -113,6 +113,34 @@ def the_decode_engine_computes_no_full_block_that_was_offered() -> None:
 
 
 @case
+def samples_and_longer_and_shorter_prompts_of_one_offer_compute_no_full_block_of_it() -> None:
+    (prompt,) = prompts(1)
+    full, more = len(prompt) // SIZE * SIZE, prompts(1, seed=2)[0]
+    asked = {"one": prompt, "other": prompt, "long": prompt + more, "short": prompt[: full - 1]}
+    # The host has room for one prompt at a time: its blocks are in vLLM's own cache.
+    prefill = prefiller(host=full // SIZE, preempt="recompute")
+    decode = decoder(address(prefill))
+    for turn in range(2):
+        said = prefilled(prefill, f"p{turn}", prompt)
+        for name, one in asked.items():
+            decode.add(f"{name} {turn}", one, 8, asks=dict(said))
+        ended = partial(all_done, decode, [f"{name} {turn}" for name in asked])
+        settled(prefill, decode, condition=ended)
+        for name, one in asked.items():
+            same(decode.answer(f"{name} {turn}"), undisturbed(one, 8), "the answer")
+        prefilled(prefill, f"another {turn}", more)
+    of_one = [left_to_compute(prompt, 8)] * 4
+    same(
+        [decode.computed[f"{name} {turn}"] for name in ("one", "other") for turn in range(2)],
+        of_one,
+        "computed",
+    )
+    same(decode.computed["long 0"], len(prompt) - full + len(more) + 7, "computed of more")
+    same(decode.computed["short 0"], SIZE - 1 + 7, "computed of less")
+    rest(prefill, decode)
+
+
+@case
 def a_request_whose_prefill_engine_is_gone_is_computed() -> None:
     (prompt,) = prompts(1)
     prefill = prefiller()
@@ -129,6 +157,11 @@ def a_request_whose_prefill_engine_is_gone_is_computed() -> None:
 def done(engine: Engine, name: str) -> bool:
     """Whether a request has ended."""
     return bool(engine.requests[name].is_finished())
+
+
+def all_done(engine: Engine, names: list[str]) -> bool:
+    """Whether these have ended."""
+    return all(done(engine, name) for name in names)
 
 
 def rest(*engines: Engine) -> None:

@@ -170,7 +170,9 @@ class Connector(Single):
             return None if in_the_air else kept.computed - row.first * self._size
         if not prefix:
             return 0
-        if found.stop == "missing" and self.asking.is_on:
+        if self.asking.is_on and (
+            found.stop == "missing" or (found.remote and self.asking.expects(request))
+        ):
             adopted = self.asking.take(request, keys)
             if adopted is None:
                 return None

@@ -475,6 +475,7 @@ class DecodeSide(Single):
                 self._refuse(peer, asked.offer, why or "unused")
             return
         take.requests.discard(request)
+        keys = {asked.keys}
         if not take.requests and self._takes.pop((take.offer.at, take.offer.id), None) is take:
             self._out.pop(take.number, None)
             self._again.pop(take.number, None)
@@ -484,8 +485,10 @@ class DecodeSide(Single):
                 take.peer.done(take.offer.id)
             for rank in self._ranks:
                 rank.end(take.offer.at, take.offer.id)
-        if asked.keys is not None:
-            self._forget(asked.keys)
+            # Others may have adopted them, whom the offer has outlived.
+            keys.add(take.keys if take.why == "" else None)
+        for one in filter(None, keys):
+            self._forget(one)
 
     def _refuse(self, peer: Peer, offer: Offer, why: str) -> None:
         self._counts["handover_refused"] += 1

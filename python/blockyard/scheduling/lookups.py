@@ -82,7 +82,7 @@ class Lookups:
         """
         since = self._out.get(entry)
         if since is None:
-            if not self._asking.is_on or not self._is_worth_it(keys):
+            if not self._asking.is_on or not self._is_worth_it(entry, keys):
                 self._asking.over(entry.id)
                 return False
             since = self._out[entry] = self._clock()
@@ -153,10 +153,11 @@ class Lookups:
         self._out.clear()
         self._asking.stop()
 
-    def _is_worth_it(self, keys: Keys) -> bool:
+    def _is_worth_it(self, entry: Request, keys: Keys) -> bool:
         """Whether more could be found than there is."""
         probe = self._cache.probe(keys)
-        return bool(sum(getattr(probe, tier) for tier in TIERS) < len(keys))
+        there = sum(getattr(probe, tier) for tier in TIERS)
+        return there < len(keys) or (probe.remote > 0 and self._asking.expects(entry.id))
 
     def _end(self, entry: Request) -> None:
         del self._out[entry]

@@ -147,6 +147,10 @@ class Asking:
         """Returns whether a request has asked, and its answer may still come."""
         return self._asked.get(request) is False
 
+    def expects(self, request: Hashable) -> bool:
+        """Returns whether a request has an offer of its own: names are another's, or left over."""
+        return self._taking is not None and self._taking.explain(request) is not None
+
     def end(self, request: Hashable) -> None:
         """Forgets a request that has ended."""
         has_answer = self._asked.pop(request, True)

@@ -11,7 +11,7 @@ import pytest
 import blockyard as by
 from blockyard.connectors.vllm import Blockyard, handing_over
 from blockyard.connectors.vllm.compatibility import facts
-from blockyard.connectors.vllm.metrics import scheduler_stats
+from blockyard.connectors.vllm.metrics import rank_stats, scheduler_stats
 from blockyard.connectors.vllm.settings import Settings
 from blockyard.crane.copiers.threads import ThreadCopier
 from blockyard.crane.tiers import nixl_source
@@ -455,6 +455,8 @@ def test_the_numbers_of_both_sides_come_with_vllms(made: list[Engine]) -> None:
     assert now[0]["offers_ended{by=done}"] == 1
     assert now[1]["handover_offers{result=taken}"] == 1
     assert decode.worker.back._rank_stats()["remote_peer_got_blocks"] == 4
+    told = {stat.family for stat in rank_stats(0, disk=False, peers=True)}
+    assert {"peer_held_bytes", "peers_resting"} < told
     plain = {stat.metric for stat in scheduler_stats(("device", "host"), events=False)}
     assert plain.isdisjoint({"offers_held", "handover_waiting"})
 
@@ -596,6 +598,20 @@ def test_two_requests_of_one_offer_load_it_one_after_the_other(made: list[Engine
     assert decode.loaded(second, [12, 13, 14, 15]) == set()
     assert [decode.block(at) for at in (12, 13, 14, 15)] == [[13], [14], [15], [16]]
     prefill.steps_until(lambda: prefill.handing.prefill.stats()["offers_ended_by_done"] == 1)
+    assert decode.handing.decode.stats()["handover_taken"] == 1
+    assert decode.scheduler.front.cache.stats()["remote_idle"] == 0
+
+
+def test_what_names_alone_say_is_taken_by_its_own_offer(made: list[Engine]) -> None:
+    """An offer that has ended may have left them, and another may end before this one loads."""
+    prefill, decode = pair(made)
+    front = decode.scheduler.front
+    one = decode.request("d", [*PROMPT, 1], kv_transfer_params=offered(prefill))
+    keys = front._rows.keys(front._rows._new(one))
+    front.cache.adopt(keys, 4)
+    decode.scheduler.on_new_request(one)
+    assert decode.loaded(one, [8, 9, 10, 11]) == set()
+    assert front.cache.probe(keys).remote == 0
     assert decode.handing.decode.stats()["handover_taken"] == 1
 
 

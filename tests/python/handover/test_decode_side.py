@@ -283,6 +283,23 @@ def test_two_requests_share_one_offer_and_the_last_ends_it() -> None:
     assert rig.cache.probe(keys).remote == 0
 
 
+def test_the_last_of_an_offer_drops_its_names_though_it_took_none_over_itself() -> None:
+    """Else the next request finds them, and what they name is not there any more."""
+    rig = Rig()
+    keys = rig.keys(16)
+    for name in ("one", "two"):
+        rig.side.reserve(name, 16, 4)
+        assert rig.side.offered(name, offer())
+        assert rig.side.ask(name, keys) is None
+    rig.peer.answer(4, keys)
+    assert rig.side.ask("one", keys) is not None
+    assert rig.cache.adopt(keys, 4) == 4
+    rig.side.over("one")
+    assert rig.cache.probe(keys).remote == 4, "the other one finds them by name"
+    rig.side.over("two")
+    assert rig.cache.probe(keys).remote == 0
+
+
 def test_a_second_offer_for_a_request_is_refused() -> None:
     rig = Rig()
     rig.side.reserve("one", 16, 4)

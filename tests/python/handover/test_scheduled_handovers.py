@@ -145,6 +145,17 @@ def test_what_the_cache_has_already_is_not_taken() -> None:
     rig.loop.finish()
 
 
+def test_what_names_alone_say_is_taken_by_its_own_offer() -> None:
+    """An offer that has ended may have left them, and another may end before this one loads."""
+    rig = Rigged()
+    rig.cache.adopt(rig.cache.keys(PROMPT), 3)
+    rig.add()
+    rig.brings()
+    assert rig.peer.said == [("take", b"\1" * 16, 9, 3)]
+    assert rig.loop.state("one") is RequestState.LOADING
+    rig.loop.finish()
+
+
 def test_new_weights_end_what_is_open() -> None:
     rig = Rigged()
     rig.add()

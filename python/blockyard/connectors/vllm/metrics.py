@@ -50,7 +50,7 @@ _STORES_BY_RANKS: Final = (
 """Families of a rank's shared stores."""
 _PEERS_BY_RANKS: Final = (
     *("peer_blocks", "peer_bytes", "peer_stale_blocks", "peer_corrupt_blocks"),
-    *("peer_failed", "peers_resting"),
+    *("peer_failed", "peer_held_bytes", "peers_resting"),
 )
 """Families of what a rank takes over from prefill engines."""
 _SIZES: Final = (
