@@ -10,13 +10,14 @@ import os
 import socket
 import threading
 from ast import literal_eval
+from itertools import count
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from blockyard.crane.tiers import nixl_peer, nixl_process, nixl_source
-from blockyard.crane.tiers.nixl_peer import NixlPeer, Staging
+from blockyard.crane.tiers.nixl_peer import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,13 +138,11 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Road:
     made = Road()
     for module in (nixl_peer, nixl_source):
         monkeypatch.setattr(module, "needed_wheel", lambda: "a stand-in")
-    monkeypatch.setattr(nixl_source, "registered", lambda *what: (object(), repr(what[2]).encode()))
+    # Each has metadata of its own.
+    numbers = count()
+    said = lambda *what: (object(), f"{what[2]!r}  # {next(numbers)}".encode())  # noqa: E731
+    monkeypatch.setattr(nixl_source, "registered", said)
+    # Where nobody wakes the thread, it need not be waited for.
+    monkeypatch.setattr(nixl_peer, "_LOOK", 0.02)
     monkeypatch.setattr(nixl_peer, "_Process", lambda staging: Reader(made, staging))
     return made
-
-
-def peer_of(cache: Any) -> NixlPeer:
-    """The only peer of a cache."""
-    (peer,) = cache.crane.remote.peers
-    assert isinstance(peer, NixlPeer)
-    return peer

@@ -30,6 +30,24 @@ def until(done: Callable[[], object], step: Callable[[], object] = lambda: None)
         time.sleep(1e-3)
 
 
+def gives_up_now(decoder: "Decoder") -> None:
+    """Lets the copies that are under way be late at once."""
+    flights = decoder.cache.crane.remote.copier._flights
+    flights.patience, flights._due = 1e-9, 0.0
+
+
+def peer_of(cache: Any) -> Any:
+    """The only peer of a cache."""
+    (peer,) = cache.crane.remote.peers
+    return peer
+
+
+def staged(peer: Any) -> int:
+    """How many blocks have staging, of a peer whose blocks NIXL reads."""
+    life = peer._life
+    return 0 if life is None else sum(part.count for part in list(life.parts.values()))
+
+
 class Relay:
     """A connection passes through it, and what P sends is cut off or held when the test says so."""
 

@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -19,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from blockyard._core import Unavailable
 from blockyard.shared.log import described, silence
 
 __all__ = ["Reading", "agent", "registered", "serve", "wheel"]
@@ -27,6 +29,8 @@ _WHEELS: Final = ("nixl_cu12", "nixl_cu13")
 _QUIET: Final = {
     # It unloads what the system's library of this name has loaded at the process's end, which dies.
     "UCX_MODULES": "^efa",
+    # By default it takes SIGHUP from the engine.
+    "UCX_DEBUG_SIGNO": "0",
     "UCX_LOG_FILE": "stderr",
     "UCX_LOG_LEVEL": "fatal",
     "NIXL_LOG_LEVEL": "FATAL",
@@ -66,12 +70,16 @@ def agent(module: str, name: str) -> Any:  # noqa: ANN401 - it has no types
     Args:
         module: As `wheel` returns it.
         name: Its name, which no other agent has, nor gets.
+
+    Raises:
+        Unavailable: It does not start.
     """
-    found = _imported(module)
-    # Its own handler prints to stdout.
-    silence("nixl")
-    config = found.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-    return found.nixl_agent(name, config)
+    with _starting():
+        found = _imported(module)
+        # Its own handler prints to stdout.
+        silence("nixl")
+        config = found.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        return found.nixl_agent(name, config)
 
 
 def registered(module: str, name: str, regions: list[tuple[int, int]]) -> tuple[Any, bytes]:
@@ -81,17 +89,34 @@ def registered(module: str, name: str, regions: list[tuple[int, int]]) -> tuple[
         module: As in `agent`.
         name: As there.
         regions: Addresses and bytes of the memory.
+
+    Raises:
+        Unavailable: It does not start.
     """
-    found = _imported(module.replace("._api", "._bindings"))
-    config = found.nixlAgentConfig()
-    config.useProgThread, config.useListenThread = True, False
-    # Its thread waits for so many microseconds where nothing comes. With 0, as elsewhere, it spins.
-    config.pthrDelay = _WAIT
-    made = found.nixlAgent(name, config)
-    made.createBackend("UCX", {})
-    rows = [(first, nbytes, 0, "") for first, nbytes in regions]
-    made.registerMem(found.nixlRegDList(found.DRAM_SEG, rows), [])
-    return made, made.getLocalMD()
+    with _starting():
+        found = _imported(module.replace("._api", "._bindings"))
+        config = found.nixlAgentConfig()
+        config.useProgThread, config.useListenThread = True, False
+        # Its thread waits for so many microseconds where nothing comes. With 0 it spins.
+        config.pthrDelay = _WAIT
+        made = found.nixlAgent(name, config)
+        made.createBackend("UCX", {})
+        rows = [(first, nbytes, 0, "") for first, nbytes in regions]
+        made.registerMem(found.nixlRegDList(found.DRAM_SEG, rows), [])
+        return made, made.getLocalMD()
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # its errors have no common type, and do not say what is wrong
+        names = [name for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in os.environ]
+        said = " ".join(f"{name}={os.environ[name]}" for name in names)
+        raise Unavailable(
+            f"NIXL's agent does not start{f' with {said}' if said else ''}: {described(error)}; "
+            "UCX_LOG_LEVEL=warn says more"
+        ) from error
 
 
 def _imported(module: str) -> Any:  # noqa: ANN401 - it has no types

@@ -1,7 +1,9 @@
 """The memory of a prefill side, where NIXL reads it: registered, and described for who may."""
 
+import ctypes
 import json
 import os
+import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +76,8 @@ class Described:
         """Returns what was sent; None where it is malformed, or of blocks of another size."""
         try:
             found = json.loads(said)
-            address, stride, nbytes = np.array(found["pieces"], np.uint64).T
+            pieces = np.array(found["pieces"], np.uint64)
+            address, stride, nbytes = pieces.reshape(len(pieces), 3).T
             made = cls(
                 b64decode(found["agent"], validate=True),
                 address,
@@ -165,6 +168,7 @@ class NixlSource:
 
     Raises:
         Unsupported: NIXL is not installed, or pieces of a plane lie in descending order.
+        Unavailable: Its agent does not start: what the environment says of UCX may be wrong.
     """
 
     def __init__(
@@ -181,11 +185,12 @@ class NixlSource:
         ends = [(at, at + stride * (blocks - 1) + nbytes) for at, stride, nbytes in pieces]
         ends.append((generations.address, generations.address + _WORD * generations.slots))
         regions = [(first, end - first) for first, end in _merged(ends)]
-        # It comes first, and so goes first where nobody calls close: it reads all that follows.
-        self._agent: Any
         name = f"prefill {os.getpid()} {os.urandom(8).hex()}"
-        self._agent, metadata = registered(module, name, regions)
-        self._kept: object = (generations, memory)
+        agent, metadata = registered(module, name, regions)
+        # A forked child must not end the agent: it has the same descriptors, and takes the sockets
+        # out of the set at which the parent waits. This reference keeps it, there.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(agent))
+        self._end = weakref.finalize(self, _end, os.getpid(), [generations, memory, agent])
         address, stride, nbytes = np.array(pieces, np.uint64).T
         blocks = min(blocks, generations.slots)
         described = Described(metadata, address, stride, nbytes, blocks, generations.address)
@@ -193,9 +198,17 @@ class NixlSource:
         """What a decode side is told."""
 
     def close(self) -> None:
-        """Ends the agent: nothing is read any more when it returns."""
-        self._agent = None
-        self._kept = None
+        """Ends the agent: nothing is read any more when it returns. A forked child's goes on."""
+        self._end()
+
+
+def _end(pid: int, kept: list[object]) -> None:
+    if pid == os.getpid():
+        agent = ctypes.py_object(kept[-1])
+        ctypes.pythonapi.Py_DecRef(agent)
+        del agent
+        while kept:
+            kept.pop()  # the agent first: it reads the others
 
 
 def _joined(
