@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from blockyard.crane.tiers import nixl_peer, nixl_source
+import blockyard as by
+from blockyard.crane.tiers import nixl_peer, nixl_process, nixl_source
 from blockyard.crane.tiers.nixl_peer import Staging
 from blockyard.crane.tiers.nixl_source import Described
-from fake_nixl import Reader, Road, peer_of, road
-from handover_rig import pair, until
+from fake_nixl import Reader, Road, road
+from handover_rig import pair, peer_of, until
 
 __all__ = ["road"]
 
@@ -28,6 +29,7 @@ class nixl_agent_config:
 class nixl_agent:
     def __init__(self, name, config): {starts}
     def register_memory(self, rows, kind): pass
+nixlAgentConfig, nixlAgent = nixl_agent_config, nixl_agent
 """
 
 
@@ -55,11 +57,18 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("blockyard-nixl")
 
 
-def test_an_agent_that_cannot_start_says_why(agent: Callable[[str], None]) -> None:
-    agent('raise RuntimeError("no transport of that name")')
+def test_an_agent_that_cannot_start_says_why(
+    agent: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UCX says no more than NIXL_ERR_BACKEND of a transport, or a device, that is not there."""
+    monkeypatch.setenv("UCX_TLS", "made_up")
+    agent('raise RuntimeError("NIXL_ERR_BACKEND")')
+    why = "does not start with UCX_TLS=made_up: RuntimeError: NIXL_ERR_BACKEND"
     with pair(carrier="nixl") as (prefiller, decoder, _):
         assert decoder.takes("one", 1, prefiller.computes(1)) == 0
-        assert "no transport of that name" in peer_of(decoder.cache).why()
+        assert why in peer_of(decoder.cache).why()
+    with pytest.raises(by.Unavailable, match=why):
+        nixl_process.registered("made_up_agent", "prefill", [])
 
 
 @pytest.mark.law("INV-35b")
@@ -76,7 +85,7 @@ def test_inv_35b_a_transport_that_fails_again_and_again_is_left_alone(
         assert peer.state() == "resting"
         assert "no transport" in peer.why()
         assert decoder.takes(4, 4, prefiller.computes(4)) == 0
-        peer._next, road.fails = 0.0, ""
+        road.fails, peer._next = "", 0.0
         assert len(road.readers) == 3
         assert decoder.takes(5, 5, prefiller.computes(5)) == 4
 
@@ -126,8 +135,12 @@ def test_a_process_that_hears_nothing_is_ended(road: Road, monkeypatch: pytest.M
     with pair(carrier="nixl") as (prefiller, decoder, _):
         peer = peer_of(decoder.cache)
         peer._start = start
-        assert decoder.takes("one", 1, prefiller.computes(1)) == 4
-        assert frozen[0].ended
+        ticket = decoder.adopts("one", 1, prefiller.computes(1))
+        until(lambda: frozen and frozen[0].ended)
+        lease = decoder.begins(1, ticket)
+        assert decoder.checked(1, lease) == 4
+        decoder.side.over("one")
+        decoder.cache.finish(lease)
     assert len(road.readers) == 1
 
 

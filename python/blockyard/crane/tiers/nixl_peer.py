@@ -40,7 +40,8 @@ TOGETHER: Final = 4 << 20
 """Bytes that are posted as one read, at least where there are so many."""
 _LOOK: Final = 0.25
 _STUCK: Final = 30.0
-"""Seconds of full staging after which the process of the agent is ended, and with it all reads."""
+"""Seconds in which reads that were given up hold staging and none ends, after which the process of
+the agent is ended, and with it all reads."""
 _AGAIN: Final = 1.0
 """Seconds from a start of that process to the next one, and twice as many after each in vain,
 up to `_DOUBLED` times."""
@@ -179,14 +180,14 @@ class _Life:
 
     reader: Reader
     staging: Staging
-    boot: int = 0
-    """The life of the prefill side that it was told of; 0 before."""
+    told: tuple[int, bytes] | None = None
+    """The life of the prefill side that it was told of, by its boot, and what that has said."""
     where: Described | None = None
     """What that has said of its memory; None where it makes no sense."""
     parts: dict[int, _Part] = field(default_factory=dict)
     """Parts whose staging is in use, by their numbers, in the order in which they were posted."""
-    full: float = math.inf
-    """Since when nearly all of its staging is held."""
+    stuck: float = math.inf
+    """Since when reads that were given up hold some of its staging, and none has ended."""
 
     def end(self) -> None:
         self.reader.end()
@@ -363,18 +364,24 @@ class NixlPeer(Peer):
         now, is_first = time.monotonic(), self._next == -math.inf
         if now < self._next or not (is_first or self._flights or self.offering):
             return None
-        self._next = now + _AGAIN
-        staging = Staging(self._blocks, self._block_bytes)
         try:
-            life = self._life = _Life(self._start(staging), staging)
-        except BaseException:
-            staging.close()
-            raise
+            life = self._life = self._started()
+        finally:
+            # Not before: it does not rest meanwhile.
+            self._next = now + _AGAIN
         # Who hears nothing for so long was stopped.
         patience = struct.pack("ll", int(_STUCK), int(_STUCK % 1 * 1e6))
         with socket.socket(fileno=os.dup(life.reader.link.fileno())) as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         return life
+
+    def _started(self) -> _Life:
+        staging = Staging(self._blocks, self._block_bytes)
+        try:
+            return _Life(self._start(staging), staging)
+        except BaseException:
+            staging.close()
+            raise
 
     def _heard(self, life: _Life) -> bool:
         """Takes what the process has said; returns whether it goes on."""
@@ -384,7 +391,7 @@ class NixlPeer(Peer):
                 if word == "failed":
                     self._lose(f"NIXL: {what}")
                     return False
-                self._vain = 0
+                self._vain, life.stuck = 0, math.inf
                 for number in what:
                     life.parts[number].ended = True
         except (EOFError, OSError):
@@ -418,15 +425,15 @@ class NixlPeer(Peer):
         if memory is None:
             return None
         boot, said = memory
-        if life.boot not in {0, boot}:
+        if life.told not in {None, memory}:
             # An agent that knows one life of it is not told of another.
             new = [one for one in self._flights if one.boot == boot]
             self._flights = [one for one in self._flights if one.boot != boot]
             self._lose("the prefill side was started again")
             self._flights, self._vain, self._next = new, 0, -math.inf
             return None
-        if not life.boot:
-            life.boot, life.where = boot, Described.of(said, self._block_bytes)
+        if life.told is None:
+            life.told, life.where = memory, Described.of(said, self._block_bytes)
             if life.where is not None:
                 life.reader.link.send(("open", life.where.agent))
         if life.where is None:
@@ -447,6 +454,7 @@ class NixlPeer(Peer):
 
     def _read(self, life: _Life, described: Described) -> None:
         """Posts reads, as far as there is staging."""
+        boot = 0 if life.told is None else life.told[0]
         readings: list[Reading] = []
         most = max(self._blocks // _PARTS, 1)
         while self._flights:
@@ -455,7 +463,7 @@ class NixlPeer(Peer):
             if not left or self.wait(flight.number, 0.0):
                 self._flights.pop(0)
                 continue
-            if flight.boot != life.boot or int(flight.slots.max()) >= described.blocks:
+            if flight.boot != boot or int(flight.slots.max()) >= described.blocks:
                 self._flights.pop(0)
                 self.fail(flight.number, "another prefill side answers there")
                 continue
@@ -478,11 +486,11 @@ class NixlPeer(Peer):
             life.reader.link.send(("read", readings))
 
     def _count(self, life: _Life) -> None:
-        """Counts what is held, and ends a process that holds nearly all for too long."""
+        """Counts what is held, and ends a process of which none of that ends for too long."""
         parts = life.parts.values()
         gone = [part for part in parts if not part.ended and self.wait(part.flight, 0.0)]
         self._held = sum(part.count for part in gone)
         now = time.monotonic()
-        life.full = min(life.full, now) if self._is_full else math.inf
-        if now > life.full + _STUCK:
+        life.stuck = min(life.stuck, now) if gone else math.inf
+        if now > life.stuck + _STUCK:
             self._lose(f"reads of {_STUCK:.0f} s ago have not ended")
