@@ -64,7 +64,7 @@ class PrefillSide(Single):
         Misuse: A value is out of range, the memory is not of the cache's device, the namespace does
             not name model and weights, there is no secret for an address of the network, or offers
             would name an address as 0.0.0.0.
-        Unavailable: One listens there already, or NIXL does not start: its transport is not there, say.
+        Unavailable: One listens there already, or NIXL does not start.
         Unsupported: The memory is a GPU's, the layout has several ranks, the cache is of one group
             of layers among several, or NIXL is not installed.
     """
