@@ -102,11 +102,11 @@ class Three(Handed):
         indexes, readings = {}, list[Reading]()
         for number, part in enumerate(self.parts):
             bytes_, words, index = self._stages(part)
-            readings.append(Reading(number, PART, bytes_, words))
+            readings.append(Reading([number], bytes_, words))
             indexes[number] = part, index
             full = len(readings) * PART * self.block_bytes >= TOGETHER
             if full or part is self.parts[-1]:
-                self._reader.link.send(("read", readings))
+                self._reader.link.send(("read", Reading.together(readings)))
                 readings = []
         while indexes:
             word, ended = self._reader.link.recv()

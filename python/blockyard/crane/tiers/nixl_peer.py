@@ -36,7 +36,7 @@ _MOST: Final = 4096
 """Blocks that it has at most."""
 _PARTS: Final = 4
 """So many reads fill it."""
-TOGETHER: Final = 4 << 20
+TOGETHER: Final = 8 << 20
 """Bytes that are posted as one read, at least where there are so many."""
 _LOOK: Final = 0.25
 _STUCK: Final = 30.0
@@ -456,7 +456,7 @@ class NixlPeer(Peer):
         """Posts reads, as far as there is staging."""
         boot = 0 if life.told is None else life.told[0]
         readings: list[Reading] = []
-        most = max(self._blocks // _PARTS, 1)
+        size, most = 0, max(self._blocks // _PARTS, 1)
         while self._flights:
             flight = self._flights[0]
             left = len(flight.slots) - flight.row
@@ -477,13 +477,14 @@ class NixlPeer(Peer):
             self._numbers += 1
             life.parts[self._numbers] = _Part(flight.number, flight.row, count, first, index)
             flight.row += count
-            readings.append(Reading(self._numbers, count, bytes_, words))
-            if sum(one.blocks for one in readings) * self._block_bytes >= TOGETHER:
+            readings.append(Reading([self._numbers], bytes_, words))
+            size += count * self._block_bytes
+            if size >= TOGETHER:
                 # It reads them while the next ones are prepared.
-                life.reader.link.send(("read", readings))
-                readings = []
+                life.reader.link.send(("read", Reading.together(readings)))
+                readings, size = [], 0
         if readings:
-            life.reader.link.send(("read", readings))
+            life.reader.link.send(("read", Reading.together(readings)))
 
     def _count(self, life: _Life) -> None:
         """Counts what is held, and ends a process of which none of that ends for too long."""

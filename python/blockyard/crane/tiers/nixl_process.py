@@ -8,6 +8,7 @@ shares with the engine, and says when a read has ended. Its own end ends all of 
 import ctypes
 import mmap
 import os
+import select
 import signal
 import sys
 import time
@@ -45,16 +46,24 @@ _WAIT: Final = 1000
 
 
 class Reading(NamedTuple):
-    """Blocks that are to be read: their bytes, and then the generations of their slots.
+    """Blocks that are read together: their bytes, and then the generations of their slots.
 
     Each is an array of shape (2, pieces, 3), uint64: in staging and in the other process, for each
     piece its address, its bytes and 0, as NIXL has it. In staging addresses begin at 0.
     """
 
-    number: int
-    blocks: int
+    numbers: list[int]
+    """What they are called, in the order in which they were asked for."""
     bytes_: Any
     words: Any
+
+    @classmethod
+    def together(cls, every: "list[Reading]") -> "Reading":
+        """Makes one of several: each costs more than some pieces."""
+        if len(every) == 1:
+            return every[0]
+        ends = (np.concatenate(one, 1) for one in zip(*(one[1:] for one in every), strict=True))
+        return cls([number for one in every for number in one.numbers], *ends)
 
 
 def wheel() -> str | None:
@@ -126,10 +135,10 @@ def _imported(module: str) -> Any:  # noqa: ANN401 - it has no types
 
 
 class _Transfer:
-    """A read that NIXL carries out, for some numbers."""
+    """A read that NIXL carries out, and what it is of."""
 
-    def __init__(self, agent: Any, peer: str, readings: list[Reading], stage: Any) -> None:  # noqa: ANN401 - it has no types
-        self.readings = readings
+    def __init__(self, agent: Any, peer: str, of: list[Reading], stage: Any) -> None:  # noqa: ANN401 - it has no types
+        self.of = of
         self._agent = agent
         here, there = (agent.get_xfer_descs(rows, "DRAM") for rows in stage)
         self._handle = agent.initialize_xfer("READ", here, there, peer)
@@ -152,7 +161,7 @@ def _ended(transfers: list[_Transfer]) -> list[Reading]:
     over = [one for one in transfers if one.has_ended()]
     for one in over:
         transfers.remove(one)
-    return [reading for one in over for reading in one.readings]
+    return [reading for one in over for reading in one.of]
 
 
 class _Reads:
@@ -173,20 +182,18 @@ class _Reads:
             peer = self._agent.add_remote_agent(what)
             self._peer = peer.decode() if isinstance(peer, bytes) else peer
             return
-        self._post(self._bytes, what, [one.bytes_ for one in what])
+        self._post(self._bytes, [what], what.bytes_)
 
-    def _post(self, transfers: list[_Transfer], readings: list[Reading], stages: Any) -> None:  # noqa: ANN401 - arrays
-        """Posts one read for all: each costs more than some pieces."""
-        stage = np.concatenate(stages, 1)
+    def _post(self, transfers: list[_Transfer], of: list[Reading], stage: Any) -> None:  # noqa: ANN401 - an array
         stage[0, :, 0] += self._base
-        transfers.append(_Transfer(self._agent, self._peer, readings, stage))
+        transfers.append(_Transfer(self._agent, self._peer, of, stage))
 
     def look(self) -> list[int]:
         """Looks at all; returns the numbers of those that have ended."""
         read = _ended(self._bytes)
         if read:
-            self._post(self._words, read, [one.words for one in read])
-        return [one.number for one in _ended(self._words)]
+            self._post(self._words, read, np.concatenate([one.words for one in read], 1))
+        return [number for one in _ended(self._words) for number in one.numbers]
 
 
 def serve(link: Connection, agent: Any, staging: tuple[int, int]) -> None:  # noqa: ANN401 - it has no types
@@ -200,14 +207,20 @@ def serve(link: Connection, agent: Any, staging: tuple[int, int]) -> None:  # no
     base, nbytes = staging
     agent.register_memory([(base, nbytes, 0, "")], "DRAM")
     reads = _Reads(agent, base)
+    # That of the link makes a selector each time, which costs more than a read.
+    words = select.poll()
+    words.register(link.fileno(), select.POLLIN)
     try:
         while True:
-            while link.poll(0.0 if reads else None):
+            # One, and then it looks: with shared memory what was posted may have ended by that, and
+            # the engine has something to do while the next one is read.
+            has_heard = bool(words.poll(0 if reads else None))
+            if has_heard:
                 reads.hear(*link.recv())
             ended = reads.look()
             if ended:
                 link.send(("ended", ended))
-            elif reads:
+            elif reads and not has_heard:
                 time.sleep(_PAUSE)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

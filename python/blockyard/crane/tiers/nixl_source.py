@@ -97,18 +97,21 @@ class Described:
 
         In staging each piece of all of them lies together, from `begin` on.
         """
-        count, slots = len(slots), slots.astype(np.uint64)
-        rows, lengths = np.arange(count, dtype=np.uint64), np.ones(count, np.uint64)
+        count = len(slots)
+        here = self.offset * np.uint64(count) + np.uint64(begin)
+        cuts = np.arange(1, count)
         if self.is_dense:
             # What lies side by side on both sides is one read.
-            cuts = np.flatnonzero(slots[1:] != slots[:-1] + np.uint64(1)) + 1
-            if len(cuts) + 1 < count:
-                rows = np.append(0, cuts).astype(np.uint64)
-                lengths = np.append(cuts, count).astype(np.uint64) - rows
-        nbytes = self.nbytes[:, None]
-        there = self.address[:, None] + self.stride[:, None] * slots[rows.astype(np.intp)]
-        here = self.offset[:, None] * np.uint64(count) + nbytes * rows + np.uint64(begin)
-        return _rows(here, there, nbytes * lengths)
+            cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+        if not len(cuts):
+            there = self.address + self.stride * np.uint64(slots[0])
+            return _rows(here, there, self.nbytes * np.uint64(count))
+        rows = np.append(0, cuts)
+        lengths = np.append(cuts, count) - rows
+        nbytes, slots = self.nbytes[:, None], slots[rows].astype(np.uint64)
+        there = self.address[:, None] + self.stride[:, None] * slots
+        here = here[:, None] + nbytes * rows.astype(np.uint64)
+        return _rows(here, there, nbytes * lengths.astype(np.uint64))
 
     def places(self, base: int, count: int) -> list[tuple[NDArray[np.uint64], int, int]]:
         """Returns where these blocks then are, as `Peer.land` takes it.
@@ -131,16 +134,16 @@ class Described:
         each = slots.astype(np.int64)
         low, high = int(each.min()), int(each.max())
         if high - low < _GAP * len(each):
-            begins, lengths, index = np.array([low]), np.array([high + 1 - low]), each - low
-            offsets = np.zeros(1, np.int64)
-        else:
-            sorted_ = np.unique(each)
-            cuts = np.flatnonzero(np.diff(sorted_) > _GAP)
-            begins = sorted_[np.append(0, cuts + 1)]
-            lengths = sorted_[np.append(cuts, len(sorted_) - 1)] + 1 - begins
-            offsets = np.cumsum(lengths) - lengths
-            run = np.searchsorted(begins, each, "right") - 1
-            index = offsets[run] + each - begins[run]
+            here, nbytes = (begin, self.generations + _WORD * low), _WORD * (high + 1 - low)
+            rows = np.array([[[first, nbytes, 0]] for first in here], np.uint64)
+            return rows, each - low
+        sorted_ = np.unique(each)
+        cuts = np.flatnonzero(np.diff(sorted_) > _GAP)
+        begins = sorted_[np.append(0, cuts + 1)]
+        lengths = sorted_[np.append(cuts, len(sorted_) - 1)] + 1 - begins
+        offsets = np.cumsum(lengths) - lengths
+        run = np.searchsorted(begins, each, "right") - 1
+        index = offsets[run] + each - begins[run]
         here, there = begin + _WORD * offsets, self.generations + _WORD * begins
         return _rows(here, there, _WORD * lengths), index
 
