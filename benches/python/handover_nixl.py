@@ -25,7 +25,7 @@ from blockyard.crane.tiers.nixl_process import Reading
 from blockyard.crane.tiers.nixl_source import GENERATION_ROOM, Described, NixlSource
 from blockyard.tools.disk.bench import Figure as Timing
 from blockyard.tools.disk.bench import timed
-from handed import PART, Handed, places
+from handed import Handed, places
 from report import Figure
 
 SIZES = {"2 MiB": 32, "128 KiB": 2}
@@ -99,15 +99,12 @@ class Three(Handed):
 
     def carried(self) -> None:
         """Bytes into staging, and generations, which are compared."""
-        indexes, readings = {}, list[Reading]()
-        for number, part in enumerate(self.parts):
+        size, indexes = max(TOGETHER // self.block_bytes, 1), dict[int, tuple[slice, Any]]()
+        for at in range(0, self.blocks, size):
+            part = slice(at, at + size)
             bytes_, words, index = self._stages(part)
-            readings.append(Reading([number], bytes_, words))
-            indexes[number] = part, index
-            full = len(readings) * PART * self.block_bytes >= TOGETHER
-            if full or part is self.parts[-1]:
-                self._reader.link.send(("read", Reading.together(readings)))
-                readings = []
+            indexes[at] = part, index
+            self._reader.link.send(("read", Reading(at, bytes_, words)))
         while indexes:
             word, ended = self._reader.link.recv()
             assert word == "ended", ended

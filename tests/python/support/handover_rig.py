@@ -45,7 +45,7 @@ def peer_of(cache: Any) -> Any:
 def staged(peer: Any) -> int:
     """How many blocks have staging, of a peer whose blocks NIXL reads."""
     life = peer._life
-    return 0 if life is None else sum(part.count for part in list(life.parts.values()))
+    return 0 if life is None else sum(batch.count for batch in list(life.batches.values()))
 
 
 class Relay:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -35,9 +35,10 @@ _STAGING: Final = 64 << 20
 _MOST: Final = 4096
 """Blocks that it has at most."""
 _PARTS: Final = 4
-"""So many reads fill it."""
+"""So many reads fill it, at least."""
 TOGETHER: Final = 8 << 20
-"""Bytes that are posted as one read, at least where there are so many."""
+"""Bytes that are read together at most, but one block in any case: the next ones are prepared
+meanwhile."""
 _LOOK: Final = 0.25
 _STUCK: Final = 30.0
 """Seconds in which reads that were given up hold staging and none ends, after which the process of
@@ -152,17 +153,26 @@ class _Process:
         self._process.wait()
 
 
-@dataclass(eq=False)
-class _Part:
-    """Some blocks of a flight, and where in staging they are read."""
+class _Part(NamedTuple):
+    """Some blocks of a flight, from its block `row` on, and which they are of a batch."""
 
     flight: int
     row: int
-    count: int
+    at: int
+    blocks: int
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Blocks that are read together, of any flights, and where in staging they are."""
+
     first: int
+    count: int
+    parts: list[_Part]
+    """What of it was not landed."""
     index: NDArray[np.intp]
-    ended: bool = False
-    """Whether the transport has ended it."""
+    words: NDArray[np.uint64] | None = None
+    """The generations of its slots; None until the transport has ended it."""
 
 
 @dataclass(eq=False)
@@ -184,8 +194,8 @@ class _Life:
     """The life of the prefill side that it was told of, by its boot, and what that has said."""
     where: Described | None = None
     """What that has said of its memory; None where it makes no sense."""
-    parts: dict[int, _Part] = field(default_factory=dict)
-    """Parts whose staging is in use, by their numbers, in the order in which they were posted."""
+    batches: dict[int, _Batch] = field(default_factory=dict)
+    """Those whose staging is in use, by their numbers, in the order in which they were posted."""
     stuck: float = math.inf
     """Since when reads that were given up hold some of its staging, and none has ended."""
 
@@ -393,7 +403,8 @@ class NixlPeer(Peer):
                     return False
                 self._vain, life.stuck = 0, math.inf
                 for number in what:
-                    life.parts[number].ended = True
+                    batch = life.batches[number]
+                    batch.words = life.staging.words(batch.first, batch.index)
         except (EOFError, OSError):
             self._lose("the process that has NIXL's agent has ended")
             return False
@@ -408,11 +419,12 @@ class NixlPeer(Peer):
         self._vain += 1
         if life is not None:
             life.end()
-        self._fail([] if life is None else life.parts.values(), why)
+        self._fail([] if life is None else life.batches.values(), why)
 
-    def _fail(self, parts: Iterable[_Part], why: str) -> None:
+    def _fail(self, batches: Iterable[_Batch], why: str) -> None:
         """Fails what waits to be read, and the flights of what is read."""
-        flights = {one.number for one in self._flights} | {part.flight for part in parts}
+        flights = {part.flight for batch in batches for part in batch.parts}
+        flights |= {one.number for one in self._flights}
         self._flights = []
         if flights:
             _log.warning("%s: %s", self._address, why)
@@ -442,55 +454,64 @@ class NixlPeer(Peer):
 
     def _land(self, life: _Life, described: Described) -> None:
         """Has what was read checked and copied, and frees its staging."""
-        for number, part in list(life.parts.items()):
-            if not part.ended:
+        for number, batch in list(life.batches.items()):
+            if batch.words is None:
                 continue
-            base = life.staging.address + part.first * self._block_bytes
-            places = described.places(base, part.count)
-            words = life.staging.words(part.first, part.index)
-            if self.land(part.flight, part.row, places, words):
-                life.staging.give(part.first, part.count)
-                del life.parts[number]
+            base, words = life.staging.address + batch.first * self._block_bytes, batch.words
+            left = []
+            for part in batch.parts:
+                places = described.places(base, batch.count, part.at)
+                if not self.land(*part[:2], places, words[part.at : part.at + part.blocks]):
+                    left.append(part)
+            batch.parts = left
+            if not left:
+                life.staging.give(batch.first, batch.count)
+                del life.batches[number]
 
     def _read(self, life: _Life, described: Described) -> None:
         """Posts reads, as far as there is staging."""
+        most = max(min(self._blocks // _PARTS, TOGETHER // self._block_bytes), 1)
+        while self._wanting(life, described) is not None:
+            first, room = life.staging.take(most)
+            if not room:
+                break
+            parts, slots, count = list[_Part](), list[NDArray[np.uint32]](), 0
+            while count < room and (flight := self._wanting(life, described)) is not None:
+                wanted = flight.slots[flight.row : flight.row + room - count]
+                parts.append(_Part(flight.number, flight.row, count, len(wanted)))
+                slots.append(wanted)
+                flight.row += len(wanted)
+                count += len(wanted)
+            if count < room:
+                life.staging.give(first + count, room - count)
+            every = np.concatenate(slots)
+            bytes_ = described.bytes_of(every, first * self._block_bytes)
+            begin = life.staging.generations + first * GENERATION_ROOM
+            words, index = described.generations_of(every, begin)
+            self._numbers += 1
+            life.batches[self._numbers] = _Batch(first, count, parts, index)
+            life.reader.link.send(("read", Reading(self._numbers, bytes_, words)))
+
+    def _wanting(self, life: _Life, described: Described) -> _Flight | None:
+        """Returns the first flight of which something is to be read."""
         boot = 0 if life.told is None else life.told[0]
-        readings: list[Reading] = []
-        size, most = 0, max(self._blocks // _PARTS, 1)
         while self._flights:
             flight = self._flights[0]
-            left = len(flight.slots) - flight.row
-            if not left or self.wait(flight.number, 0.0):
+            if flight.row == len(flight.slots) or self.wait(flight.number, 0.0):
                 self._flights.pop(0)
-                continue
-            if flight.boot != boot or int(flight.slots.max()) >= described.blocks:
+            elif flight.boot != boot or int(flight.slots.max()) >= described.blocks:
                 self._flights.pop(0)
                 self.fail(flight.number, "another prefill side answers there")
-                continue
-            first, count = life.staging.take(min(most, left))
-            if not count:
-                break
-            slots = flight.slots[flight.row : flight.row + count]
-            bytes_ = described.bytes_of(slots, first * self._block_bytes)
-            begin = life.staging.generations + first * GENERATION_ROOM
-            words, index = described.generations_of(slots, begin)
-            self._numbers += 1
-            life.parts[self._numbers] = _Part(flight.number, flight.row, count, first, index)
-            flight.row += count
-            readings.append(Reading([self._numbers], bytes_, words))
-            size += count * self._block_bytes
-            if size >= TOGETHER:
-                # It reads them while the next ones are prepared.
-                life.reader.link.send(("read", Reading.together(readings)))
-                readings, size = [], 0
-        if readings:
-            life.reader.link.send(("read", Reading.together(readings)))
+            else:
+                return flight
+        return None
 
     def _count(self, life: _Life) -> None:
         """Counts what is held, and ends a process of which none of that ends for too long."""
-        parts = life.parts.values()
-        gone = [part for part in parts if not part.ended and self.wait(part.flight, 0.0)]
-        self._held = sum(part.count for part in gone)
+        reads = (batch for batch in life.batches.values() if batch.words is None)
+        parts = (part for batch in reads for part in batch.parts)
+        gone = [part for part in parts if self.wait(part.flight, 0.0)]
+        self._held = sum(part.blocks for part in gone)
         now = time.monotonic()
         life.stuck = min(life.stuck, now) if gone else math.inf
         if now > life.stuck + _STUCK:

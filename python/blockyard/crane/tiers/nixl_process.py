@@ -52,18 +52,9 @@ class Reading(NamedTuple):
     piece its address, its bytes and 0, as NIXL has it. In staging addresses begin at 0.
     """
 
-    numbers: list[int]
-    """What they are called, in the order in which they were asked for."""
+    number: int
     bytes_: Any
     words: Any
-
-    @classmethod
-    def together(cls, every: "list[Reading]") -> "Reading":
-        """Makes one of several: each costs more than some pieces."""
-        if len(every) == 1:
-            return every[0]
-        ends = (np.concatenate(one, 1) for one in zip(*(one[1:] for one in every), strict=True))
-        return cls([number for one in every for number in one.numbers], *ends)
 
 
 def wheel() -> str | None:
@@ -192,8 +183,9 @@ class _Reads:
         """Looks at all; returns the numbers of those that have ended."""
         read = _ended(self._bytes)
         if read:
+            # One for all: each costs more than some pieces.
             self._post(self._words, read, np.concatenate([one.words for one in read], 1))
-        return [number for one in _ended(self._words) for number in one.numbers]
+        return [one.number for one in _ended(self._words)]
 
 
 def serve(link: Connection, agent: Any, staging: tuple[int, int]) -> None:  # noqa: ANN401 - it has no types

@@ -58,6 +58,8 @@ class Described:
         """Notes where each piece is in a block, and whether those of two slots adjoin."""
         self.offset = np.cumsum(self.nbytes, dtype=np.uint64) - self.nbytes
         self.is_dense = bool((self.stride == self.nbytes).all())
+        cuts = np.flatnonzero(np.diff(self.nbytes)) + 1
+        self._alike = np.split(np.arange(len(self.nbytes)), cuts)
 
     def to_bytes(self) -> bytes:
         """Returns it as it is sent."""
@@ -113,19 +115,19 @@ class Described:
         here = here[:, None] + nbytes * rows.astype(np.uint64)
         return _rows(here, there, nbytes * lengths.astype(np.uint64))
 
-    def places(self, base: int, count: int) -> list[tuple[NDArray[np.uint64], int, int]]:
-        """Returns where these blocks then are, as `Peer.land` takes it.
+    def places(
+        self, base: int, count: int, at: int = 0
+    ) -> list[tuple[NDArray[np.uint64], int, int]]:
+        """Returns where blocks then are, as `Peer.land` takes it.
 
         Args:
-            base: Where they begin in this process.
-            count: How many there are.
+            base: Where those begin in this process that were read together.
+            count: How many these are.
+            at: Which of them is the first.
         """
-        begins = np.uint64(base) + self.offset * np.uint64(count)
-        cuts = np.flatnonzero(np.diff(self.nbytes)) + 1
-        return [
-            (begins[part], int(self.nbytes[part[0]]), int(self.nbytes[part[0]]))
-            for part in np.split(np.arange(len(begins)), cuts)
-        ]
+        begins = self.offset * np.uint64(count) + self.nbytes * np.uint64(at) + np.uint64(base)
+        each = ((part, int(self.nbytes[part[0]])) for part in self._alike)
+        return [(begins[part], nbytes, nbytes) for part, nbytes in each]
 
     def generations_of(
         self, slots: NDArray[np.uint32], begin: int = 0
