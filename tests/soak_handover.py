@@ -6,8 +6,8 @@ Each seed is a play of sixteen requests by two processes over TCP, of which eith
 stopped at random moments. Every answer must be that of one engine with ample memory, nothing may be
 left held at the end, and of the requests whose prefill engine lived at least half must take blocks
 over. `--first` goes on from a seed. With `--carrier nixl`, NIXL reads the blocks: over TCP where
-`UCX_TLS` says nothing else. Then `--schedules` hand-overs are simulated, on every core,
-from `--seed` on.
+`UCX_TLS` says nothing else, such as `tcp,sm,self` for shared memory. Then `--schedules` hand-overs
+are simulated, on every core, from `--seed` on.
 """
 
 import argparse
