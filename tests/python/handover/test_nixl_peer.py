@@ -88,6 +88,23 @@ def test_a_long_prompt_comes_in_several_reads(road: Road) -> None:
         assert road.done > 8, "a block fits a quarter of the staging"
 
 
+def test_blocks_of_several_flights_are_read_together(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        peer = peer_of(decoder.cache)
+        tickets = {talk: decoder.adopts(talk, talk, prefiller.computes(talk)) for talk in (1, 2)}
+        with monkeypatch.context() as patched:
+            patched.setattr(nixl_peer.NixlPeer, "memory", lambda _: None)
+            leases = {talk: decoder.begins(talk, ticket) for talk, ticket in tickets.items()}
+            until(lambda: len(peer._flights) == 2)
+        assert [decoder.checked(talk, lease) for talk, lease in leases.items()] == [4, 4]
+        assert road.done == 2, "bytes, and generations"
+        for talk, lease in leases.items():
+            decoder.side.over(talk)
+            decoder.cache.finish(lease)
+
+
 @pytest.mark.law("INV-36c")
 def test_race_3_a_read_that_was_given_up_writes_late_into_staging_alone(road: Road) -> None:
     with pair(carrier="nixl") as (prefiller, decoder, _):
@@ -311,12 +328,12 @@ def test_each_byte_is_read_once_to_its_place(pieces: list[tuple[int, int, int]])
             assert here + step not in found
             found[here + step] = there + step
     assert len(found) == size * len(slots)
-    places = where.places(0, len(slots))
     for row, slot in enumerate(slots.tolist()):
+        places = where.places(0, len(slots), row)
         wanted = [at + slot * stride + b for at, stride, nbytes in pieces for b in range(nbytes)]
         staged = [
-            found[int(first) + row * stride + b]
-            for firsts, stride, nbytes in places
+            found[int(first) + b]
+            for firsts, _, nbytes in places
             for first in firsts
             for b in range(nbytes)
         ]
@@ -352,9 +369,12 @@ def test_what_is_malformed_describes_nothing() -> None:
         good[:-1],
         good.replace(b"1000", b"-1"),
         good.replace(b'"blocks": 40', b'"blocks": 0'),
+        good.replace(b"[1000, ", b"[18446744073709551000, "),
+        good.replace(b"[1000, 16,", b"[1000, 18446744073709551000,"),
         good.replace(b"[1000, 16, 16]", b"1000, 16, 48"),
         good.replace(b"[1000, 16, 16]", b"[[1000], [16], [16]]"),
         b'{"agent": "", "pieces": [1000, 16, 48], "blocks": 4, "generations": 1}',
+        b'{"agent": "", "pieces": [], "blocks": 4, "generations": 1}',
     ):
         assert Described.of(bad, 48) is None, bad
     assert Described.of(good, 47) is None

@@ -88,10 +88,11 @@ class Described:
                 int(found["blocks"]),
                 int(found["generations"]),
             )
+            end = int(address.max()) + int(stride.max()) * made.blocks
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return None
         is_whole = sum(made.nbytes.tolist()) == block_bytes and made.nbytes.all()
-        is_there = made.blocks > 0 and 0 <= made.generations < _MOST_ADDRESS
+        is_there = made.blocks > 0 and 0 <= made.generations < _MOST_ADDRESS > end
         return made if is_whole and is_there else None
 
     def bytes_of(self, slots: NDArray[np.uint32], begin: int = 0) -> NDArray[np.uint64]:
