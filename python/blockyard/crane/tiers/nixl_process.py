@@ -222,7 +222,7 @@ def serve(link: Connection, agent: Any, staging: tuple[int, int]) -> None:  # no
 
 def _failed(link: Connection, error: Exception) -> None:
     with suppress(OSError):
-        link.send(("failed", described(error)[:200]))
+        link.send(("failed", described(error)[:300]))
 
 
 def main(module: str, link: str, staging: str, engine: str) -> None:
