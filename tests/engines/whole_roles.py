@@ -10,10 +10,12 @@ tokens are those of one engine with ample memory, whatever happens.
 It runs in the environment that `setup_cpu.py` makes.
 """
 
+import os
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,19 @@ def transfer(role: str, port: int, carrier: str) -> dict[str, Any]:
 
 class InRole(Serving):
     """An engine in a role."""
+
+    def die_at(self, blocks: int) -> None:
+        """Has it killed when it has sent so many blocks more, or never does."""
+        side = self.scheduler.connector.front.handing.prefill
+        wanted = side.stats()["offers_sent_blocks"] + blocks
+        until = time.monotonic() + 20
+
+        def watch() -> None:
+            while side.stats()["offers_sent_blocks"] < wanted and time.monotonic() < until:
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def handed(self) -> dict[str, Any]:
         """What it holds for others, and what it has taken."""
@@ -132,10 +147,15 @@ def prefill_stopped(pair: Pair) -> dict[str, Any]:
 def prefill_killed_in_the_read(pair: Pair) -> dict[str, Any]:
     """The prefill engine is killed while the decode engine reads, and is started again."""
     params = pair.prefilled()
-    pair.begin_decoding(params)
-    time.sleep(0.02)
-    pair.prefill.process.kill()
+    if pair.carrier == "tcp":
+        pair.prefill.ask("die_at", 2)
+        pair.begin_decoding(params)
+    else:
+        pair.begin_decoding(params)
+        time.sleep(0.02)
+        pair.prefill.process.kill()
     said = dict(pair.decode.hear())
+    pair.prefill.process.wait(20)
     pair.start_prefill()
     return said
 
