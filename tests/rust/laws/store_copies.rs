@@ -2,8 +2,8 @@
 //! (INV-35a, INV-35b, INV-42)
 
 use crate::stores::{HOST, REMOTE, engines, four, keys, yards};
-use crate::yard::{Yard, and_one, cat, text};
-use blockyard_core::{Answer, Filling, Key, Plan, Stop};
+use crate::yard::{KINDS, Yard, and_one, cat, each_of, text};
+use blockyard_core::{Answer, Config, Filling, Key, Plan, Stop, Tier};
 
 /// A store that has lost a block, or has another under its key, costs that block alone.
 /// Law: INV-35a
@@ -63,6 +63,34 @@ fn a_path_is_written_to_a_store_whatever_tiers_it_lies_on() {
         assert_eq!((yard.names(), yard.stats().tiers[REMOTE.0].idle), (4, 4));
         assert_eq!(write(&all), [], "no name goes for its own continuation");
         yard.at_rest();
+    }
+}
+
+/// A store that refused a prefix has it now, from elsewhere; what stands on that may go down, too.
+/// Law: INV-20
+#[test]
+fn what_was_passed_over_is_looked_at_again_when_its_prefix_is_written() {
+    let refuses = Config {
+        copy_retries: 0,
+        ..four(16, 0, 3, 8)
+    };
+    for yard in each_of(KINDS, refuses) {
+        let (path, other) = (text(1, 3), cat(&text(1, 2), &text(2, 1)));
+        yard.publish_below(&path);
+        let ahead = |blocks| yard.cache.lock().copy_ahead(Tier::DISK, blocks, false);
+        let refused = ahead(2).expect("none is below");
+        assert_eq!(refused.len(), 2, "its prefix");
+        yard.fail(&refused, 0);
+        assert_eq!(ahead(3), None, "nothing goes down without that");
+        yard.sound();
+        assert_eq!(yard.adopt(&other), 3, "it stands on the same");
+        let prefix = &keys(&yard, &path)[..2];
+        let written = yard.cache.lock().write_down(REMOTE, prefix, &[]);
+        yard.sound();
+        yard.land(&written.expect("it has names").0);
+        let rest = ahead(3).expect("it is looked at again");
+        assert_eq!(rest.len(), 1);
+        yard.land(&[rest]);
     }
 }
 

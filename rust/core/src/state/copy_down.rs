@@ -32,12 +32,11 @@ impl State {
     pub(super) fn launch_named(&mut self, draft: Draft) -> Option<Plan> {
         let to = self.flights[draft.flight].to;
         for tier in (0..to.at()).map(Tier) {
-            let ends_short = |copy: &Move| {
+            let stood_on = |copy: &Move| {
                 let node = copy.node.and_then(|id| self.trie.live(id));
-                let children = |node, tier| self.trie.residency(node, tier).children;
-                node.is_some_and(|node| children(node, tier) > children(node, to))
+                node.is_some_and(|node| self.trie.residency(node, tier).children > 0)
             };
-            if self.tiers[tier].descent.is_cut() && draft.moves.iter().any(ends_short) {
+            if self.tiers[tier].descent.is_cut() && draft.moves.iter().any(stood_on) {
                 self.tiers[tier].look_at_ends();
             }
         }
