@@ -9,7 +9,7 @@ plans the copies; a `Worker` beside the model carries them out. In a step of the
 3. `step` gives the orders of this step, and the worker takes them before anything is computed.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -170,9 +170,8 @@ class Connector(Single):
             return None if in_the_air else kept.computed - row.first * self._size
         if not prefix:
             return 0
-        if self.asking.is_on and (
-            found.stop == "missing" or (found.remote and self.asking.expects(request))
-        ):
+        named = found.remote and self.asking.expects(request)
+        if self.asking.is_on and (found.stop == "missing" or named):
             adopted = self.asking.take(request, keys)
             if adopted is None:
                 return None
@@ -527,8 +526,7 @@ class Connector(Single):
             raise Misuse(f"request {request!r} is loading: wait until `arrived` names it")
 
     def _row(self, request: Hashable, keys: Keys) -> _ConnectorRow:
-        row = self._rows.get(request)
-        if row is None:
+        if (row := self._rows.get(request)) is None:
             row = self._rows[request] = _ConnectorRow(keys)
         row.keys = keys
         return row
@@ -536,18 +534,18 @@ class Connector(Single):
     def plan_offloads(self) -> None:
         """Plans the copies of what is to be offloaded, of all requests at once."""
         if self._offloads:
-            offloads, self._offloads = self._offloads, []
-            self._is_due = True
-            keys, ids, firsts = zip(*offloads, strict=True)
-            self.cache.offload(list(keys), list(ids), list(firsts))
+            rows, self._offloads = self._offloads, []
+            self._offload(rows)
 
     def _copy_ahead(self, victims: Ids) -> None:
         """Offloads what is evicted next, as far as it is not below."""
-        rows = self._freed.take(victims)
-        if rows:
-            self._is_due = True
-            keys, ids, firsts = zip(*rows, strict=True)
-            self.cache.offload(list(keys), list(ids), list(firsts))
+        if rows := self._freed.take(victims):
+            self._offload(rows)
+
+    def _offload(self, rows: Sequence[tuple[Keys, Ids, int]]) -> None:
+        self._is_due = True
+        keys, ids, firsts = zip(*rows, strict=True)
+        self.cache.offload(list(keys), list(ids), list(firsts))
 
     def _land(self) -> None:
         landed = self._landed = self._landed | self.cache.ended()

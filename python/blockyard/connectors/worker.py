@@ -120,9 +120,8 @@ class Worker(Single):
             disk_path: As in `by.local`: the configuration has `disk`, and "disk" in `keyed`, then.
             replica: Which of several engines this is that are alike and share a disk, such as
                 "1 of 2": each has folders of its own.
-            keys: What makes the keys, for the identity of the disk and the values in stores; None
-                for `KVCache.keys`.
-            stores: As in `RemoteTier`: the configuration has `remote` then.
+            keys: What makes the keys, for the identity of disk and stores; None for `KVCache.keys`.
+            stores: As in `RemoteTier`, and so are the next three; the configuration has `remote`.
             peers: Likewise.
             secret_file: Likewise.
             carrier: Likewise.
@@ -256,9 +255,7 @@ class Worker(Single):
         cranes: list[Crane] = []
         with ExitStack() as opened:
             for config, own in zip(configs, tensors, strict=True):
-                name = shared
-                if shared is not None and config.group:
-                    name = f"{os.fspath(shared)}.{config.group}"
+                name = f"{os.fspath(shared)}.{config.group}" if shared and config.group else shared
                 try:
                     worker = cls.adopt(
                         config,
