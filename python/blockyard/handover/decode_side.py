@@ -27,7 +27,7 @@ __all__ = ["DecodeSide", "ToldRank"]
 _KEY: Final = 32
 """Bytes of a key."""
 _AGAIN: Final = 30.0
-"""Seconds after which no copy goes on that began before."""
+"""Seconds after which hardly a copy goes on that began before."""
 _SOON: Final = 2e-3
 """Seconds after which it is asked again for an offer whose blocks are on their way."""
 _log = Limited("blockyard", 1.0)
@@ -298,8 +298,9 @@ class DecodeSide(Single):
                     self._late(request, asked)
                 else:
                     self._due = min(self._due, due)
-            while self._named and now >= self._named[0][0]:
-                self._forget(self._named.popleft()[1], again=True)
+            late = sum(now >= due for due, _ in self._named)
+            for _, keys in [self._named.popleft() for _ in range(late)]:
+                self._forget(keys)
             if self._named:
                 self._due = min(self._due, self._named[0][0])
 
@@ -475,7 +476,7 @@ class DecodeSide(Single):
                 self._refuse(peer, asked.offer, why or "unused")
             return
         take.requests.discard(request)
-        keys = {asked.keys}
+        keys = [asked.keys]
         if not take.requests and self._takes.pop((take.offer.at, take.offer.id), None) is take:
             self._out.pop(take.number, None)
             self._again.pop(take.number, None)
@@ -486,7 +487,7 @@ class DecodeSide(Single):
             for rank in self._ranks:
                 rank.end(take.offer.at, take.offer.id)
             # Others may have adopted them, whom the offer has outlived.
-            keys.add(take.keys if take.why == "" else None)
+            keys += [take.keys] if take.why == "" and take.keys != asked.keys else []
         for one in filter(None, keys):
             self._forget(one)
 
@@ -496,7 +497,7 @@ class DecodeSide(Single):
             # Else another request takes it, and ends it.
             peer.refuse(offer.id, why)
 
-    def _forget(self, keys: bytes, *, again: bool = False) -> None:
+    def _forget(self, keys: bytes) -> None:
         """Drops names of blocks that no open offer has any more.
 
         A copy that goes on after an abort has names until it ends: they are dropped later.
@@ -510,7 +511,10 @@ class DecodeSide(Single):
             every = cache.ready_keys(gone.tobytes(), len(gone) * self._size)
             dropped = cache.forget(every, tier="remote")
         # What is named beside a store is there, mostly.
-        if dropped < len(rows) and not again and self._lookup is None:
+        if dropped == len(rows) or self._lookup is not None:
+            return
+        probe = cache.probe(cache.ready_keys(keys, len(rows) * self._size))
+        if probe.remote or probe.stop == "filling":
             due = self._clock() + _AGAIN
             self._named.append((due, keys))
             self._due = min(self._due, due)

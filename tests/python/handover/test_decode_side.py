@@ -300,6 +300,26 @@ def test_the_last_of_an_offer_drops_its_names_though_it_took_none_over_itself() 
     assert rig.cache.probe(keys).remote == 0
 
 
+def test_names_are_dropped_when_the_copy_that_reads_them_has_ended_however_late() -> None:
+    """A report that was lost leaves it in the air until a reset."""
+    rig = Rig()
+    keys = taken(rig)
+    assert rig.cache.adopt(keys, 4) == 4
+    lease = rig.cache.begin(keys)
+    plans = rig.cache.dispatch()
+    rig.side.over("one")
+    rig.cache.finish(lease)
+    for _ in range(2):
+        rig.now += 31
+        rig.side.sweep()
+        assert rig.cache.stats()["remote_free"] == rig.cache.stats()["remote_capacity"] - 4
+    for plan in plans:
+        rig.cache.commit(plan, 0)
+    rig.now += 31
+    rig.side.sweep()
+    assert rig.cache.stats()["remote_free"] == rig.cache.stats()["remote_capacity"]
+
+
 def test_a_second_offer_for_a_request_is_refused() -> None:
     rig = Rig()
     rig.side.reserve("one", 16, 4)

@@ -60,6 +60,19 @@ def test_every_answer_is_that_of_one_engine_and_every_race_is_met(
     seeds.met_in_parts(seen, WANTED, PARTS, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # A request that was asked about waits for a prefix that another one computes.
+        700192,
+        # A copy of an offer that was given up is in the air until a reset, and its names as long.
+        722126,
+    ],
+)
+def test_what_was_broken_once_stays_whole(seed: int) -> None:
+    simulate(Scenario.handing_over(seed))
+
+
 def test_a_scenario_is_played_again_from_what_it_prints() -> None:
     seeds.plays_again(Scenario.handing_over, 3)
 
