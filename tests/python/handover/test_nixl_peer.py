@@ -105,6 +105,27 @@ def test_blocks_of_several_flights_are_read_together(
             decoder.cache.finish(lease)
 
 
+def test_a_flight_that_ends_while_its_staging_is_taken_fails_no_other(
+    road: Road, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(carrier="nixl") as (prefiller, decoder, _):
+        peer, take = peer_of(decoder.cache), Staging.take
+
+        def ends(staging: Staging, most: int) -> tuple[int, int]:
+            monkeypatch.setattr(Staging, "take", take)
+            peer.give_up(peer._flights[0].number)
+            return take(staging, most)
+
+        ticket = decoder.adopts("one", 1, prefiller.computes(1))
+        monkeypatch.setattr(Staging, "take", ends)
+        assert decoder.checked(1, decoder.begins(1, ticket)) == 0
+        decoder.side.over("one")
+        assert decoder.takes("two", 2, prefiller.computes(2)) == 4
+        assert len(road.readers) == 1
+        assert not road.readers[0].ended
+        assert peer._life.staging.free == peer._blocks
+
+
 @pytest.mark.law("INV-36c")
 def test_race_3_a_read_that_was_given_up_writes_late_into_staging_alone(road: Road) -> None:
     with pair(carrier="nixl") as (prefiller, decoder, _):

@@ -484,6 +484,8 @@ class NixlPeer(Peer):
                 count += len(wanted)
             if count < room:
                 life.staging.give(first + count, room - count)
+            if not parts:
+                break  # all were given up meanwhile
             every = np.concatenate(slots)
             bytes_ = described.bytes_of(every, first * self._block_bytes)
             begin = life.staging.generations + first * GENERATION_ROOM
