@@ -59,7 +59,7 @@ class _Take:
     def __init__(self, offer: Offer, peer: Peer, number: int) -> None:
         self.offer, self.peer, self.number = offer, peer, number
         self.keys = b""
-        """What is asked for."""
+        """What is asked for, and then what the offer has of that."""
         self.again = 0.0
         """When it is asked for again, where its blocks were on their way."""
         self.requests: set[Hashable] = set()
@@ -390,14 +390,12 @@ class DecodeSide(Single):
                 return None
             self._late(request, asked)
             return 0
-        blocks = 0
-        if not take.why:
-            has = take.peer.has(_rows(keys[: MOST_BLOCKS * _KEY]))
-            blocks = int(np.append(has, False).argmin())
+        blocks = 0 if take.why else _leading(take.peer, keys[: MOST_BLOCKS * _KEY])
         if not blocks:
             self._leave(request, "nothing")
             return 0
         asked.keys, asked.since = keys[: blocks * _KEY], now
+        take.keys = max(take.keys, asked.keys, key=len)
         self._counts["handover_blocks"] += blocks
         return blocks
 
@@ -440,6 +438,7 @@ class DecodeSide(Single):
                     take.again, self._again[number] = self._clock() + _SOON, take
                     continue
                 take.why = why or self._tell(take)
+                take.keys = take.keys[: _leading(peer, take.keys) * _KEY]
                 self._changes += 1
                 self._counts["handover_gone" if take.why else "handover_taken"] += 1
                 if take.why:
@@ -529,3 +528,8 @@ def _check_id(request: Hashable) -> None:
 
 def _rows(keys: bytes) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
     return np.frombuffer(keys, np.uint8).reshape(-1, _KEY)
+
+
+def _leading(peer: Peer, keys: bytes) -> int:
+    """Returns how many leading blocks an offer of a peer has."""
+    return int(np.append(peer.has(_rows(keys)), False).argmin())

@@ -320,6 +320,18 @@ def test_names_are_dropped_when_the_copy_that_reads_them_has_ended_however_late(
     assert rig.cache.stats()["remote_free"] == rig.cache.stats()["remote_capacity"]
 
 
+def test_the_end_of_an_offer_drops_no_names_of_what_it_never_had() -> None:
+    """Those are a store's: who waits with them was asked about once, and would compute."""
+    rig = Rig(lookup=Store())
+    keys = taken(rig, blocks=2)
+    lease = rig.cache.begin(rig.keys(8))
+    rig.cache.seal(lease, 8)
+    assert rig.cache.adopt(keys, 4) == 4
+    rig.side.over("one")
+    assert rig.cache.probe(keys).remote == 2
+    rig.cache.finish(lease)
+
+
 def test_a_second_offer_for_a_request_is_refused() -> None:
     rig = Rig()
     rig.side.reserve("one", 16, 4)
