@@ -128,6 +128,7 @@ def test_a_flight_that_ends_while_its_staging_is_taken_fails_no_other(
 
 @pytest.mark.law("INV-36c")
 def test_race_3_a_read_that_was_given_up_writes_late_into_staging_alone(road: Road) -> None:
+    """In nixl#2067 nothing ends a transfer in flight, nor what it writes late."""
     with pair(carrier="nixl") as (prefiller, decoder, _):
         peer = gives_up(road, prefiller, decoder)
         assert any(
