@@ -38,7 +38,8 @@ def fields_of(
             f'one with another {missing[0]}; give namespace={{"{missing[0]}": …}}'
         )
     said = {name: str(stated(name, part)) for name, part in identity.items()}
-    return {**said, "blocks of": layout.fingerprint, "ranks": str(layout.ranks)}
+    # The fingerprint last: peers name the first one that differs, and it says of all of them alike.
+    return {**said, "ranks": str(layout.ranks), "blocks of": layout.fingerprint}
 
 
 def number_of(fields: Mapping[str, str]) -> int:

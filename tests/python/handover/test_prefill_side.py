@@ -3,18 +3,22 @@
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import blockyard as by
 from blockyard.crane.tiers.memory import MemoryTier
+from blockyard.crane.tiers.peers import Peers
 from blockyard.handover.offer import Offer
 from blockyard.handover.prefill_side import PrefillSide
+from blockyard.stores.identity import fields_of
 from disks import LAYOUT, OURS
-from handover_rig import Prefiller
+from handover_rig import Prefiller, pair, until
 
 
 @pytest.fixture
@@ -60,6 +64,24 @@ def test_an_address_that_nobody_can_connect_to_is_in_no_offer(tmp_path: Path, li
         side = made("10.0.0.7:7000")
         assert side.address == "10.0.0.7:7000"
         side.close()
+
+
+def test_unlike_ranks_are_refused_by_the_name_of_the_field() -> None:
+    layout = by.KVLayout.llama(layers=2, kv_heads=4, head_dim=8, block_size=4, ranks=2)
+    with pair() as (prefiller, decoder, relay):
+        peers = Peers(
+            [relay.address],
+            fields=fields_of(decoder.cache.config.identity, layout),
+            rank=1,
+            block_bytes=layout.block_bytes,
+        )
+        (peer,) = peers
+        offer = prefiller.computes(1)
+        keys = np.frombuffer(bytes(decoder.keys(1)), np.uint8).reshape(-1, 32)
+        peer.take(1, offer.id, offer.boot, keys, time.monotonic())
+        until(peer.taken)
+        assert peer.why() == 'ranks is "1" there, and "2" here'
+        peers.close(1.0)
 
 
 def test_an_engine_of_several_ranks_is_refused() -> None:
