@@ -78,9 +78,9 @@ fn what_was_passed_over_is_looked_at_again_when_its_prefix_is_written() {
         let (path, other) = (text(1, 3), cat(&text(1, 2), &text(2, 1)));
         yard.publish_below(&path);
         let ahead = |blocks| yard.cache.lock().copy_ahead(Tier::DISK, blocks, false);
-        let refused = ahead(2).expect("none is below");
-        assert_eq!(refused.len(), 2, "its prefix");
-        yard.fail(&refused, 0);
+        let first = ahead(2).expect("none is below");
+        assert_eq!(first.len(), 2, "its prefix");
+        yard.fail(&first, 0);
         assert_eq!(ahead(3), None, "nothing goes down without that");
         yard.sound();
         assert_eq!(yard.adopt(&other), 3, "it stands on the same");
