@@ -283,4 +283,8 @@ def play(victim: type[Prefill | Decode]) -> None:
 
 
 if __name__ == "__main__":
-    play(Decode if sys.argv[1:] == ["decode"] else Prefill)
+    victims = {"prefill": Prefill, "decode": Decode}
+    word = (sys.argv[1:] or ["prefill"])[-1]
+    if word not in victims:
+        raise SystemExit(f"{word!r} is no engine to kill: give prefill or decode")
+    play(victims[word])

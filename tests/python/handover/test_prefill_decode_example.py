@@ -28,6 +28,14 @@ def test_inv_36f_each_engine_may_be_killed(victim: str) -> None:
     assert int(found[1]) >= int(found[2]) // 4
 
 
+def test_another_word_is_refused() -> None:
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, str(PATH), "decod"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "'decod' is no engine to kill: give prefill or decode\n"
+
+
 def test_its_router_is_short() -> None:
     source = PATH.read_text()
     router = source[source.index("class Router") : source.index("def ample")]
