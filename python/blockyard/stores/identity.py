@@ -34,8 +34,8 @@ def fields_of(
     missing = [name for name in _NAMED if not identity.get(name)]
     if missing:
         raise Misuse(
-            f"namespace names no {missing[0]}: a store outlives the process, and would be read by "
-            f'one with another {missing[0]}; give namespace={{"{missing[0]}": …}}'
+            f"namespace names no {missing[0]}: engines that share KV could read that of other "
+            f'{missing[0].removesuffix("s")}s; give namespace={{"{missing[0]}": …}}'
         )
     said = {name: str(stated(name, part)) for name, part in identity.items()}
     # The fingerprint last: peers name the first one that differs, and it says of all of them alike.

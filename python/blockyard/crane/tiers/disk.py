@@ -194,8 +194,9 @@ class DiskTier(Single):
         missing = [field for field in _NAMED if not identity.get(field)]
         if missing:
             raise Misuse(
-                f"namespace names no {missing[0]}: a disk outlives the process, and would be read "
-                f'by one with another {missing[0]}; give namespace={{"{missing[0]}": …}}'
+                f"namespace names no {missing[0]}: a disk outlives the process, and the next one "
+                f"could read KV of other {missing[0].removesuffix('s')}s; "
+                f'give namespace={{"{missing[0]}": …}}'
             )
         paths = paths_of(path)
         if self.blocks < len(paths):
