@@ -15,6 +15,7 @@ from blockyard.crane.tiers.peers import called
 from blockyard.handover.handover_stats import PREFILL_STATS
 from blockyard.handover.offer import Offer, check_supported
 from blockyard.shared.endpoints import Carrier, endpoint, is_unspecified, read_secret
+from blockyard.shared.layout import KVLayout
 from blockyard.shared.single import Single
 from blockyard.shared.validate import one_of, seconds, shown
 from blockyard.stores.identity import fields_of
@@ -86,6 +87,10 @@ class PrefillSide(Single):
         carrier: Carrier = "tcp",
         fields: Mapping[str, str] | None = None,
     ) -> None:
+        if not isinstance(cache, KVCache):
+            raise Misuse(f"cache = {shown(cache)}: give a cache, such as that of by.local")
+        if not isinstance(getattr(device, "layout", None), KVLayout):
+            raise Misuse(f"device = {shown(device)}: give the memory of the cache, as crane.device")
         config, layout = cache.config, device.layout
         check_supported(config)
         if not is_mapped(device):
@@ -110,10 +115,10 @@ class PrefillSide(Single):
                 f"offers would name {named or at}, to which nobody connects: give advertise=, the "
                 "address where others reach this side"
             )
-        times = {"lease": seconds("lease", lease), "unread": seconds("unread", unread)}
-        for name, given in times.items():
-            if not given:
-                raise Misuse(f"{name} = {given!r}: must be more than 0 seconds")
+        times = {
+            "lease": seconds("lease", lease, zero=False),
+            "unread": seconds("unread", unread, zero=False),
+        }
         secret = read_secret(secret_file)
         self._ending = seconds("ending", ending)
         planes = [place for plane in memory_places(device, "peers") for place in plane]
@@ -201,6 +206,8 @@ class PrefillSide(Single):
         Raises:
             Misuse: As in `offer`.
         """
+        if not isinstance(offer, Offer):
+            raise Misuse(f"offer = {shown(offer)}: give what `promise` has returned")
         if held is not None and self._offers.is_promised(offer.id):
             if self._has_offered(offer, held):
                 return True

@@ -55,23 +55,26 @@ def integer(name: str, value: object, *, least: int | None = 1, most: int | None
     raise Misuse(f"{name} = {shown(value)}: must be {wanted}")
 
 
-def seconds(name: str, value: object) -> float:
+def seconds(name: str, value: object, *, zero: bool = True) -> float:
     """A time that somebody waits, in seconds: 0 or more, and it ends.
 
     Args:
         name: What the error calls it.
         value: What was given.
+        zero: Whether it may be 0.
 
     Raises:
-        Misuse: It is no number, below 0, no number of any time, or more than `MOST_SECONDS`.
+        Misuse: It is no number, below 0, no number of any time, or more than `MOST_SECONDS`; or 0,
+            where that is not allowed.
     """
     if isinstance(value, int | float | np.number) and not isinstance(value, bool):
         with suppress(TypeError, ValueError, OverflowError):
-            if 0 <= (number := float(value)) <= MOST_SECONDS:
+            if 0 <= (number := float(value)) <= MOST_SECONDS and (number or zero):
                 return number
-    raise Misuse(
-        f"{name} = {shown(value)}: must be seconds, from 0 to {MOST_SECONDS:g}; 0 waits for nothing"
-    )
+    wanted = f"from 0 to {MOST_SECONDS:g}; 0 waits for nothing"
+    if not zero:
+        wanted = f"more than 0, and at most {MOST_SECONDS:g}"
+    raise Misuse(f"{name} = {shown(value)}: must be seconds, {wanted}")
 
 
 def bounded(name: str, values: object, what: str = "a list") -> list[object]:

@@ -28,7 +28,11 @@ PEERS = ["127.0.0.1:7000"]
         ("kv_producer", {"listen": "7000"}, "listen = '7000': give host:port"),
         ("kv_producer", {"listen": "127.0.0.1:0", "advertise": "x"}, "advertise = 'x'"),
         ("kv_producer", {"listen": "[::1]:0", "advertise": "0.0.0.0:1"}, "would name 0.0.0.0:1"),
-        ("kv_producer", {"listen": "127.0.0.1:0", "lease": 0}, "lease = 0: must be more than 0"),
+        (
+            "kv_producer",
+            {"listen": "127.0.0.1:0", "lease": 0},
+            "lease = 0: must be seconds, more than 0",
+        ),
         ("kv_producer", {"listen": "127.0.0.1:0", "unread": -1}, "unread = -1"),
         ("kv_producer", {"listen": "127.0.0.1:0", "offload": "none"}, '"offload": "finish"'),
         ("kv_producer", {"listen": "127.0.0.1:0", "patience": 1}, "patience was given without pe"),

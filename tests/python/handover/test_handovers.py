@@ -341,8 +341,8 @@ def test_both_know_the_secret_or_nothing_is_said(tmp_path: Path, wrong: bool) ->
         ({"listen": "localhost"}, "give host:port"),
         ({"listen": 7000}, "give host:port"),
         ({"advertise": "host:0"}, "give host:port"),
-        ({"lease": 0}, "more than 0 seconds"),
-        ({"lease": -1}, "must be seconds"),
+        ({"lease": 0}, "lease = 0: must be seconds, more than 0"),
+        ({"lease": -1}, "lease = -1: must be seconds, more than 0"),
         ({"unread": "1"}, "must be seconds"),
         ({"secret_file": "/nowhere"}, "it cannot be read"),
         ({"secret_file": b"x"}, "give the path of a file"),
@@ -353,6 +353,17 @@ def test_a_prefill_side_refuses_what_cannot_be(more: dict[str, Any], said: str) 
         with pytest.raises(by.Misuse, match=said):
             PrefillSide(cache, cache.crane.device, **more)
         assert cache.audit() is None
+
+
+def test_a_prefill_side_is_given_a_cache_and_its_memory() -> None:
+    with by.local(LAYOUT, device=8, namespace=OURS) as cache:
+        wrong: Any
+        for wrong in (None, cache, "device"):
+            with pytest.raises(by.Misuse, match=r"give the memory of the cache, as crane\.device"):
+                PrefillSide(cache, wrong)
+        wrong = cache.crane
+        with pytest.raises(by.Misuse, match=r"give a cache, such as that of by\.local"):
+            PrefillSide(wrong, cache.crane.device)
 
 
 def test_a_secret_is_long_enough_and_never_shown(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def test_what_is_no_offer_is_not_ended_but_named(prefiller: Prefiller, bad: Any)
     assert prefiller.side.stats()["offers_held"] == 1
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_was_not_promised_is_named(prefiller: Prefiller, as_json: bool) -> None:
+    bad: Any = prefiller.side.promise().to_json() if as_json else "offer"
+    with pytest.raises(by.Misuse, match="give what `promise` has returned"):
+        prefiller.side.fulfil(bad, None)
+
+
 def test_an_offer_is_ended_as_a_router_carries_it_and_none_is_none(prefiller: Prefiller) -> None:
     offer = prefiller.computes(1)
     assert not prefiller.side.end(None), "what `offer` returns where nothing is held"

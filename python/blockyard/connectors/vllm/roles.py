@@ -58,8 +58,7 @@ class HandoverOptions:
             Misuse: One is wrong, or belongs to an option that is missing.
         """
         for name in ("lease", "unread", "patience"):
-            if not seconds(name, getattr(self, name)):
-                raise Misuse(f"{name} = {getattr(self, name)!r}: must be more than 0 seconds")
+            seconds(name, getattr(self, name), zero=False)
         one_of("carrier", self.carrier, get_args(Carrier))
         if self.listen is not None:
             endpoint("listen", self.listen, least=0)
