@@ -442,8 +442,15 @@ class DecodeSide(Single):
                 self._changes += 1
                 self._counts["handover_gone" if take.why else "handover_taken"] += 1
                 if take.why:
-                    said = peer.why() if take.why == "failed" else take.why
-                    _log.info("an offer of %s was not to be had: %s", take.offer.at, said)
+                    self._log_gone(take)
+
+    @staticmethod
+    def _log_gone(take: _Take) -> None:
+        """Logs why an offer was not taken. A peer that has failed may need the operator."""
+        if take.why == "failed":
+            _log.warning("the peer %s has failed: %s", take.offer.at, take.peer.why())
+        else:
+            _log.info("could not take an offer of %s: %s", take.offer.at, take.why)
 
     def _tell(self, take: _Take) -> str:
         """Tells the other ranks where its blocks lie; returns why not, "" where they know."""

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import blockyard as by
+from blockyard.handover import decode_side
 from blockyard.handover.decode_side import DecodeSide
 from blockyard.handover.offer import Offer
+from blockyard.shared.log import Limited
 from fake_peers import AT, FakePeer, FakePeers, Rig, Told, offer
 
 
@@ -228,15 +230,18 @@ def test_an_offer_that_is_gone_is_computed(why: str) -> None:
     assert rig.side.stats()["handover_gone"] == 1
 
 
-def test_why_a_peer_has_failed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_why_a_peer_has_failed_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_side, "_log", Limited("blockyard"))
     rig = Rig()
     rig.side.reserve("one", 16, 4)
     rig.side.offered("one", offer())
     rig.side.ask("one", rig.keys(16))
     rig.peer.answer(0, why="failed")
-    with caplog.at_level("INFO", logger="blockyard"):
+    with caplog.at_level("WARNING", logger="blockyard"):
         rig.side.ask("one", rig.keys(16))
-    assert f'an offer of {AT} was not to be had: weights is "v1" there' in caplog.text
+    assert f'the peer {AT} has failed: weights is "v1" there' in caplog.text
 
 
 def test_only_keys_of_the_request_itself_are_adopted() -> None:
