@@ -1,6 +1,6 @@
 """What a step of 256 decodes costs beside 64 hand-overs in the air, for `handover.py`.
 
-Each of four prefill instances is a process of its own, which is stopped when it has answered the
+Each of four prefill engines is a process of its own, which is stopped when it has answered the
 takes of its 16 requests: these have begun then, and their blocks do not come. Steps beside them
 alternate with those of another cache that has none.
 """
@@ -22,13 +22,13 @@ from blockyard.handover.prefill_side import PrefillSide
 from steps import ROWS, answer, decoding
 
 OFFERS, EACH, BLOCKS, STEPS = 64, 16, 16, 200
-"""Hand-overs, those of one prefill instance, their blocks, and the steps that are measured."""
+"""Hand-overs, those of one prefill engine, their blocks, and the steps that are measured."""
 LAYOUT = by.KVLayout.llama(layers=2, kv_heads=1, head_dim=8, dtype="bfloat16", block_size=16)
 NAMES = {"model": "a measurement", "weights": "none"}
 
 
 class Prefiller(NamedTuple):
-    """A prefill instance."""
+    """A prefill engine."""
 
     pid: int
     at: str
@@ -60,7 +60,7 @@ def prefill(link: Connection, first: int) -> None:
 
 @contextmanager
 def prefiller(first: int) -> Iterator[Prefiller]:
-    """A prefill instance in a process of its own."""
+    """A prefill engine in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
     process = context.Process(target=prefill, args=(its, first), daemon=True)

@@ -486,7 +486,7 @@ def local(  # noqa: PLR0913 - keywords
             them: a put goes to the first that takes it. The `namespace` must name model and
             weights. None: those of the Config, if it has some. `remote` says how many of their
             blocks are remembered by name; 1,000,000 where it is not given.
-        peers: Where prefill instances listen whose offers are taken over, as `host:port`, the only
+        peers: Where prefill engines listen whose offers are taken over, as `host:port`, the only
             addresses that are connected to. They need a namespace, and `remote`, as stores do.
             None: those of the Config, if it has some.
         secret_file: A file with the secret that peers know, too. Without one they must be of this

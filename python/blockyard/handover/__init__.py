@@ -1,1 +1,1 @@
-"""Hand-over of KV from prefill instances to decode instances: both sides, and what is offered."""
+"""Hand-over of KV from prefill engines to decode engines: both sides, and what is offered."""

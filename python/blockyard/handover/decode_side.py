@@ -81,10 +81,10 @@ class _Asked:
 
 
 class DecodeSide(Single):
-    """Takes the KV of prompts over from prefill instances. It is a `Lookup` for `Scheduler`.
+    """Takes the KV of prompts over from prefill engines. It is a `Lookup` for `Scheduler`.
 
     First `reserve` for a request: where it returns no ticket, say so to the router at once, before
-    a prefill instance has computed anything. Add the request with the ticket, and give `offered`
+    a prefill engine has computed anything. Add the request with the ticket, and give `offered`
     what the router brings. The request waits for that as long as the patience lasts, others
     overtake it, and then it computes what it lacks. Nothing an offer says is believed: blocks come
     only from `peers`, under keys that the request itself has, with a sum and a generation that
@@ -150,7 +150,7 @@ class DecodeSide(Single):
     def reserve(
         self, request: Hashable, tokens: int, growth: int, *, patience: float | None = None
     ) -> Ticket | None:
-        """Promises room to a request, before a prefill instance computes its prompt.
+        """Promises room to a request, before a prefill engine computes its prompt.
 
         Headroom that is kept for running requests is not given away.
 
@@ -158,7 +158,7 @@ class DecodeSide(Single):
             request: Its id; of several samples that of the first, `NewRequest.samples[0]`.
             tokens: Tokens of its prompt.
             growth: Most tokens that it samples.
-            patience: Seconds that it waits for its offer, more where the prefill instance has a
+            patience: Seconds that it waits for its offer, more where the prefill engine has a
                 queue; None for the side's own.
 
         Returns:

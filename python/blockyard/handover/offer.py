@@ -1,4 +1,4 @@
-"""`Offer`: what a router carries from a prefill instance to a decode instance."""
+"""`Offer`: what a router carries from a prefill engine to a decode engine."""
 
 import re
 from collections.abc import Mapping

@@ -35,7 +35,7 @@ _PARTS: Final = 8
 
 
 class PrefillSide(Single):
-    """Holds the blocks of computed prompts for decode instances, which read them over TCP.
+    """Holds the blocks of computed prompts for decode engines, which read them over TCP.
 
     Add a request with `NewRequest(…, max_tokens=1, hold=True)`; give the `held` of its result to
     `offer`, and the offer to the router. The blocks stay where they are until every reader has

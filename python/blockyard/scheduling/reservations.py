@@ -56,7 +56,7 @@ class Reservation:
 
 
 class Reservations(Single):
-    """Reservations for other instances, such as a prefill instance that will send its KV here.
+    """Reservations for other engines, such as a prefill engine that will send its KV here.
 
     Time is a tick that `expire` is given from outside. All of it is for one thread at a time: a
     call that comes during another one is refused.

@@ -1,4 +1,4 @@
-"""A prefill instance that stands still within reads: what they hold, and what comes of others."""
+"""A prefill engine that stands still within reads: what they hold, and what comes of others."""
 
 import time
 from typing import Any

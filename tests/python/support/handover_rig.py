@@ -1,4 +1,4 @@
-"""A prefill and a decode instance in one process, over real sockets, and what may come between."""
+"""A prefill and a decode engine in one process, over real sockets, and what may come between."""
 
 import socket
 import threading

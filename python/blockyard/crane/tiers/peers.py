@@ -1,4 +1,4 @@
-"""The prefill instances that a rank may read blocks from, each by its address."""
+"""The prefill engines that a rank may read blocks from, each by its address."""
 
 import os
 import secrets

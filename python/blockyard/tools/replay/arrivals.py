@@ -1,4 +1,4 @@
-"""How requests reach the scheduler: as they arrive, or with their KV from a prefill instance."""
+"""How requests reach the scheduler: as they arrive, or with their KV from a prefill engine."""
 
 import time
 from bisect import bisect_right
