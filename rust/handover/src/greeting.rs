@@ -101,7 +101,9 @@ fn greet(link: &mut Link, wish: &Wish<'_>, until: Instant) -> Result<Other, Lost
             match link.hear(until) {
                 Ok(Frame::Proof(proof)) if secret.is_proved(Role::Prefill, &meeting, &proof) => {}
                 Ok(_) | Err(Lost::Closed) => {
-                    return Err(Lost::Refused("it has another secret".into()));
+                    return Err(Lost::Refused(
+                        "it has another secret: give both sides the same file".into(),
+                    ));
                 }
                 Err(lost) => return Err(lost),
             }
@@ -109,12 +111,12 @@ fn greet(link: &mut Link, wish: &Wish<'_>, until: Instant) -> Result<Other, Lost
         (None, false) => {}
         (None, true) => {
             return Err(Lost::Refused(
-                "it wants a secret, and there is none here".into(),
+                "it wants a secret, and there is none here: give secret_file".into(),
             ));
         }
         (Some(_), false) => {
             return Err(Lost::Refused(
-                "it has no secret, and there is one here".into(),
+                "it has no secret, and there is one here: give both sides the same file".into(),
             ));
         }
     }

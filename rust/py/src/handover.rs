@@ -1,4 +1,4 @@
-//! Hand-over from a prefill instance to a decode instance: offers with leases, the server of their bytes, and a peer
+//! Hand-over from a prefill engine to a decode engine: offers with leases, the server of their bytes, and a peer
 //! that takes them.
 
 use crate::buffers::{array, each};
@@ -80,7 +80,7 @@ pub(crate) fn identity(
         None if !is_loopback(address.1) => {
             let (name, address) = address;
             let message = format!(
-                "{name} = {address:?}: without a secret it must be of this machine, 127.0.0.1:PORT say"
+                "{name} = {address:?}: without a secret it must be of this machine, as 127.0.0.1:PORT; give secret_file= for another one"
             );
             return Err(Failure::misuse(message).into());
         }

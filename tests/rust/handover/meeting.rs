@@ -44,7 +44,7 @@ fn inv_36g_two_sides_with_one_secret_meet() {
 fn inv_36g_with_another_secret_or_none_they_do_not() {
     let prefill = Prefill::with(identity(BOOT, Some(SECRET)), Limits::default());
     let other = identity(5, Some(b"what one of them knows"));
-    assert_eq!(why_not(&with(&prefill, other)), "it has another secret");
+    assert!(why_not(&with(&prefill, other)).contains("another secret: give both sides the same"));
     assert!(why_not(&with(&prefill, identity(5, None))).contains("wants a secret"));
     let open = Prefill::new();
     assert!(why_not(&with(&open, identity(5, Some(SECRET)))).contains("has no secret"));
@@ -115,7 +115,7 @@ fn inv_36g_a_proof_that_was_overheard_is_good_for_nobody() {
         identity: identity(5, Some(SECRET)),
         ..options(mirror.address.to_string())
     });
-    assert_eq!(why_not(&peer.unwrap()), "it has another secret");
+    assert!(why_not(&peer.unwrap()).contains("it has another secret"));
 }
 
 #[test]
