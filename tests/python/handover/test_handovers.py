@@ -90,7 +90,7 @@ def test_race_2_a_prefiller_that_is_gone_before_the_take() -> None:
         assert decoder.takes("one", 1, offer) == 0
 
 
-@pytest.mark.law("INV-36d", "INV-36f")
+@pytest.mark.law("INV-36d", "INV-36f", "T34")
 def test_race_2_a_prefiller_that_dies_in_the_read() -> None:
     with pair(lease=0.2) as (prefiller, decoder, relay):
         offer = prefiller.computes(1)

@@ -64,7 +64,7 @@ def test_inv_36e_it_waits_with_room_and_holds_up_no_other() -> None:
     assert rig.promised == 0
 
 
-@pytest.mark.law("INV-36f")
+@pytest.mark.law("INV-36f", "T34")
 def test_inv_36f_a_load_that_fails_is_computed() -> None:
     rig = Rigged()
     rig.add()
