@@ -395,6 +395,30 @@ def test_an_allocator_of_vllm_itself_goes_with_segments_that_expand(more: str) -
     assert failed(found) == []
 
 
+@pytest.mark.parametrize(
+    ("role", "keys"),
+    [
+        ("kv_producer", {"listen": "0.0.0.0:7000", "advertise": "10.0.0.7:7000"}),
+        ("kv_producer", {"listen": "10.0.0.7:7000", "lease": 5, "unread": 30}),
+        ("kv_consumer", {"peers": ["10.0.0.7:7000"], "patience": 5, "carrier": "tcp"}),
+    ],
+)
+def test_the_options_of_a_hand_over_are_sound_beside_each_other(
+    role: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    assert not failed(serve(line({"host": 9, "secret_file": str(secret)} | keys, kv_role=role)))
+    found = failed(serve(line({"host": 9} | keys, kv_role=role)))
+    assert '"secret_file"' in f"{found[0].fact} {found[0].do}", "no address of a network without"
+
+
+def test_an_option_of_a_hand_over_without_its_side_is_wrong() -> None:
+    for keys, said in (({"lease": 5}, "without listen"), ({"patience": 5}, "without peers")):
+        (found,) = failed(serve(line({"host": 9} | keys)))
+        assert said in found.fact
+
+
 def test_a_second_is_no_time_for_the_end() -> None:
     extra = {"host": "8 GiB", "disk": "1 TiB", "disk_path": "/kv"}
     levels = [serve(line(extra, f"--shutdown-timeout {at}"))["end"].level for at in (0, 1, 2)]

@@ -49,6 +49,8 @@ TRANSFER: Final = "kv_transfer_config"
 EXTRA: Final = "kv_connector_extra_config"
 _SOME: Final = 4096
 """Bytes of a block, where the model is not known."""
+_NEAR: Final = "127.0.0.1:7000"
+"""An address for a key that wants one beside it."""
 _MANY: Final = 1 << 31
 _IN_BYTES: Final = {"host": "cpu_bytes_to_use", "disk": "disk_capacity_bytes"}
 
@@ -259,6 +261,12 @@ class Serve(Engine):
             beside |= {"disk": 1, "disk_path": "/"}
         if name in {"remote_names", "password_file"}:
             beside |= {"remote": "redis://host"}
+        if name in {"advertise", "lease", "unread", "carrier", "secret_file"}:
+            beside |= {"listen": _NEAR}
+        if name == "patience":
+            beside |= {"peers": [_NEAR]}
+        with_it = {"listen": ("advertise", "secret_file"), "peers": ("secret_file",)}.get(name, ())
+        beside |= {other: self.extra[other] for other in with_it if other in self.extra}
         said = {EXTRA: beside | {name: self.extra[name]}}
         read = replace(self, flags=replace(self.flags, values={TRANSFER: said})).read
         value = self.extra[name]
