@@ -106,7 +106,10 @@ def read_secret(path: str | os.PathLike[str] | None) -> bytes | None:
             found = opened.read(_MOST_SECRET + 2)
     except OSError as error:
         said = error.strerror or type(error).__name__
-        raise Misuse(f"secret_file = {shown(where)}: it cannot be read: {said}") from None
+        raise Misuse(
+            f"secret_file = {shown(where)}: it cannot be read ({said}); give a file with {_LEAST} "
+            "random bytes or more, as `openssl rand -hex 32` writes them"
+        ) from None
     secret = found.removesuffix(b"\n").removesuffix(b"\r")
     if not _LEAST <= len(secret) <= _MOST_SECRET:
         raise Misuse(

@@ -165,9 +165,9 @@ def _check_near(option: str, addresses: Sequence[str]) -> None:
             is_near = False
         if not is_near:
             raise Misuse(
-                f"{option} = {address!r} without a secret: it must be of this machine, as "
-                '127.0.0.1:7000; or give "secret_file", the path of a file with 16 random bytes or '
-                "more, on both engines"
+                f'{option} = {address!r} without a secret: give "secret_file", the path of a file '
+                "with 16 random bytes or more, on both engines; or an address of this machine, as "
+                "127.0.0.1:7000"
             )
 
 
