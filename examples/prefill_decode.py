@@ -283,7 +283,7 @@ def play(victim: type[Prefill | Decode]) -> None:
 
 
 if __name__ == "__main__":
-    victims = {"prefill": Prefill, "decode": Decode}
+    victims: dict[str, type[Prefill | Decode]] = {"prefill": Prefill, "decode": Decode}
     word = (sys.argv[1:] or ["prefill"])[-1]
     if word not in victims:
         raise SystemExit(f"{word!r} is no engine to kill: give prefill or decode")
