@@ -268,6 +268,7 @@ def test_race_4_another_life_of_the_prefill_side_has_another_reader(road: Road) 
         again.side.close()
         where: Any = {"listen": relay.target, "advertise": relay.address, "carrier": "nixl"}
         again.side = PrefillSide(again.cache, again.cache.crane.device, **where)
+        assert decoder.takes("older", 3, old) == 0, "by which it learns that, too"
         assert decoder.takes("three", 3, again.computes(3)) == 4
         assert len(road.readers) == 3
         assert road.readers[1].ended
