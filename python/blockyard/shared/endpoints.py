@@ -106,9 +106,12 @@ def read_secret(path: str | os.PathLike[str] | None) -> bytes | None:
             found = opened.read(_MOST_SECRET + 2)
     except OSError as error:
         said = error.strerror or type(error).__name__
+        # It may be the secret itself.
+        is_bare = len(where) >= _LEAST and not set(where) & set("./\\")
+        named = f"a word of {len(where)} characters" if is_bare else shown(where)
         raise Misuse(
-            f"secret_file = {shown(where)}: it cannot be read ({said}); give a file with {_LEAST} "
-            "random bytes or more, as `openssl rand -hex 32` writes them"
+            f"secret_file = {named}: it cannot be read ({said}); give a file with {_LEAST} random "
+            "bytes or more, as `openssl rand -hex 32` writes them"
         ) from None
     secret = found.removesuffix(b"\n").removesuffix(b"\r")
     if not _LEAST <= len(secret) <= _MOST_SECRET:

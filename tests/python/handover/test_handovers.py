@@ -372,6 +372,9 @@ def test_a_secret_is_long_enough_and_never_shown(tmp_path: Path) -> None:
         with pytest.raises(by.Misuse, match="15 bytes") as refused:
             PrefillSide(cache, cache.crane.device, secret_file=short)
         assert "fifteen" not in str(refused.value)
+        with pytest.raises(by.Misuse, match="a word of 64 characters: it cannot") as refused:
+            PrefillSide(cache, cache.crane.device, secret_file="0af1" * 16)
+        assert "0af1" not in str(refused.value)
 
 
 def test_a_port_that_is_taken_is_refused() -> None:

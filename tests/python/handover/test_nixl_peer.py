@@ -266,8 +266,9 @@ def test_race_4_another_life_of_the_prefill_side_has_another_reader(road: Road) 
         assert road.readers[0].ended
         # The same life registers its memory again.
         again.side.close()
-        where: Any = {"listen": relay.target, "advertise": relay.address, "carrier": "nixl"}
+        where: Any = {"listen": "127.0.0.1:0", "advertise": relay.address, "carrier": "nixl"}
         again.side = PrefillSide(again.cache, again.cache.crane.device, **where)
+        relay.target = again.side.listens
         assert decoder.takes("older", 3, old) == 0, "by which it learns that, too"
         assert decoder.takes("three", 3, again.computes(3)) == 4
         assert len(road.readers) == 3
