@@ -69,7 +69,8 @@ def stores_of(
     """Returns a configuration with the peers, and the stores; None where there are none.
 
     Raises:
-        Misuse: Stores, peers or a secret were given, and the configuration has some.
+        Misuse: Stores, peers or a secret were given, and the configuration has some; or a secret,
+            and there are no peers.
     """
     if stores is not None and config.stores:
         raise Misuse("stores were given, and the Config has some: give them once")
@@ -80,6 +81,11 @@ def stores_of(
     if peers is not None:
         config = replace(config, peers=peers)
     if secret_file is not None:
+        if not config.peers:
+            raise Misuse(
+                "secret_file was given without peers: give their addresses, as in "
+                'peers=["10.0.0.7:7000"]; on a prefill engine, give it to PrefillSide'
+            )
         config = replace(config, secret_file=secret_file)
     return config, config.stores or None if stores is None else stores
 

@@ -402,6 +402,11 @@ def test_peers_that_cannot_be_are_refused(peers: Any, said: str) -> None:
         by.local(LAYOUT, device=8, namespace=OURS, peers=peers)
 
 
+def test_a_secret_without_peers_is_refused() -> None:
+    with pytest.raises(by.Misuse, match=r"without peers: give.*give it to PrefillSide"):
+        by.local(LAYOUT, device=8, namespace=OURS, secret_file=Path("s"))
+
+
 def test_a_namespace_names_model_and_weights() -> None:
     with pytest.raises(by.Misuse, match="namespace names no model"):
         by.local(LAYOUT, device=8, peers=["127.0.0.1:7000"])
