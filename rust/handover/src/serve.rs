@@ -135,6 +135,8 @@ impl OfferServer {
         let own = Arc::clone(&inner);
         thread.spawn(move || {
             let _ends = Ending(&own);
+            // Closed before the end is told: another may listen there at once.
+            let listener = listener;
             own.accept(&listener);
         })?;
         Ok(Self {

@@ -6,6 +6,8 @@ use crate::support::{
 };
 use crate::wire::{GENERATION, Prefiller, SLOT, asked, block, sum, tell};
 use blockyard_handover::{Condition, Peer, PeerOptions, Short};
+use std::io::ErrorKind;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
@@ -195,4 +197,15 @@ fn no_thread_begins_before_something_is_asked() {
     assert_eq!(landed(&peer, number), (0, None));
     assert_eq!((peer.counts().failed, peer.state().flying), (0, 0));
     assert!(peer.close(Duration::ZERO), "there is none to wait for");
+}
+
+/// One that was closed may listen there again at once.
+#[test]
+fn a_server_that_has_closed_listens_no_more() {
+    for _ in 0..100 {
+        let server = Prefill::new().server;
+        assert!(server.close(LONG));
+        let refused = TcpStream::connect(server.address()).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    }
 }
